@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+from vringd.core.stats import QueueStats
 from vringd.core.virtqueue import Chain, Virtqueue
 
 VERSION_1 = 1 << 32
@@ -25,6 +26,7 @@ class FakeDevice:
         self.name = "e0"
         self.num_queues = num_queues
         self.max_queue_size = max_queue_size
+        self.stats = [QueueStats() for _ in range(num_queues)]
         self.device_features = VERSION_1 | EVENT_IDX | INDIRECT | PACKED | 0b110
         self.on_config_change: Callable[[], None] | None = None
         self.on_queue_broken: Callable[[int, str], None] | None = None

@@ -16,11 +16,12 @@ from vringd.core.sys cimport (
     EAGAIN, EINTR, EINVAL, ENOMEM, ENOSPC, ENOTSUP, ENOTTY, EOPNOTSUPP, FALLOC_FL_KEEP_SIZE,
     FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE, RWF_DSYNC, errno, fallocate, fdatasync, iovec,
     posix_memalign, preadv, pwritev2)
+from vringd.core.vring cimport MAX_IOVECS
 
 cdef enum:
     ZERO_BYTES = 1 << 16        # size of the buffer of zeros
     ZERO_VECTORS = 16           # of it in one write: 1 MiB
-    IOV_LIMIT = 1024            # IOV_MAX
+    IOV_LIMIT = 1024            # IOV_MAX: what one system call takes
 
 
 cdef enum Phase:                # Request.phase
@@ -34,7 +35,7 @@ cdef struct Detour:             # Request.private of a transfer off the common p
     uint32_t count
     uint32_t first              # entries before it are finished
     uint8_t *bounce             # aligned stand-in for the guest's buffers, or NULL
-    iovec iov[IOV_LIMIT]
+    iovec iov[MAX_IOVECS]
 
 
 # Aligned for any O_DIRECT. Never written to, so one serves all threads.
@@ -85,6 +86,8 @@ cdef inline void transfer_step(Request *req, Step *step) noexcept nogil:
     else:
         step.iov = &detour.iov[detour.first]
         step.count = detour.count - detour.first
+    # The rest follows as after any short transfer.
+    step.count = min(step.count, <uint32_t> IOV_LIMIT)
 
 
 cdef bint take_detour(Request *req) noexcept nogil:
@@ -92,7 +95,7 @@ cdef bint take_detour(Request *req) noexcept nogil:
     cdef Detour *detour = <Detour *> malloc(sizeof(Detour))
     if detour == NULL:
         return False
-    detour.count, detour.first = req.niov, 0        # niov <= 1024: segments less header, status
+    detour.count, detour.first = req.niov, 0        # niov <= MAX_IOVECS, as of every chain
     detour.bounce = NULL
     memcpy(detour.iov, req.iov, req.niov * sizeof(iovec))
     req.private = detour
@@ -291,7 +294,9 @@ cdef void first_step(FileTarget *target, Request *req, Step *step) noexcept nogi
                 req.flags |= FLAG_UNMAP
             allocate_step(target, req, step)
             return
-        if target.memory_alignment > 1 and not aligned(req, target.memory_alignment):
+        # O_DIRECT wants whole blocks of each call, so a long list is not cut there.
+        if target.memory_alignment > 1 and (req.niov > IOV_LIMIT
+                                            or not aligned(req, target.memory_alignment)):
             if not take_bounce(req, target.memory_alignment):
                 transfer_done(req, -ENOMEM, step)
                 return

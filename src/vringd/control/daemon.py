@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import resource
 import signal
 
 from vringd.block.backend import BlockBackend
@@ -20,6 +22,13 @@ from vringd.vhost_user.server import VhostUserServer
 logger = logging.getLogger("vringd.daemon")
 
 
+def _raise_descriptor_limit() -> None:
+    """Allow as many descriptors as we may: a queue takes about six, an IOThread a dozen."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 class Daemon:
     """Everything that `vringd serve` runs. Methods belong to one event loop."""
 
@@ -34,6 +43,7 @@ class Daemon:
 
     async def start(self) -> None:
         """Threads, disks, then sockets. Raises VringdError, and leaves nothing behind then."""
+        _raise_descriptor_limit()
         self._catch_signals()
         try:
             await self._start()

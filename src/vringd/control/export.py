@@ -49,6 +49,7 @@ def blk_settings(options: VhostUserBlkOptions, backend: BlockBackend) -> BlkSett
         writable=options.writable and not backend.read_only,
         writethrough=options.writethrough,
         packed=options.packed,
+        in_order=options.in_order,
         physical_block_size=options.physical_block_size,
         opt_io_size=options.opt_io_size,
         serial=options.serial.encode(),

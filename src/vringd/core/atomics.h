@@ -88,6 +88,11 @@ static inline void vr_store_relaxed_u64(void *p, uint64_t v)
     __atomic_store_n((uint64_t *)p, v, __ATOMIC_RELAXED);
 }
 
+static inline uint64_t vr_fetch_add_u64(void *p, uint64_t v)
+{
+    return __atomic_fetch_add((uint64_t *)p, v, __ATOMIC_RELAXED);
+}
+
 static inline void vr_store_release_u64(void *p, uint64_t v)
 {
     __atomic_store_n((uint64_t *)p, v, __ATOMIC_RELEASE);

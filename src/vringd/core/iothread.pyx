@@ -9,19 +9,20 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
 from vringd.core.channel cimport Channel, QueueHandler, ThreadState
+from vringd.core.coalescing cimport may_wait, note_popped
 from vringd.core.poller cimport (
     TAG_CHANNEL, TAG_KICK, TAG_MASK, TAG_REQUEST, TAG_WAKE, EpollPoller, Event, Poller,
     UringPoller)
 from vringd.core.sys cimport (
     ECANCELED, EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_NAME, SIG_SETMASK, SIGBUS, SIGFPE, SIGILL,
-    SIGSEGV, close, errno, eventfd, prctl, pthread_create, pthread_join, pthread_sigmask, read,
+    SIGSEGV, alloc_lines, close, errno, eventfd, prctl, pthread_create, pthread_join, pthread_sigmask, read,
     sigdelset, sigfillset, sigset_t, vr_count_u64, vr_exchange_ptr, vr_gettid,
     vr_load_relaxed_u64, vr_now_ns, vr_push_ptr, vr_relax, write)
 from vringd.core.virtqueue cimport (
     Virtqueue, vring_disable_notification, vring_enable_notification, vring_has_work, vring_pop,
     vring_publish, vring_should_notify)
 from vringd.core.vring cimport (
-    Message, Request, RingSetup, Vring, install_setup, settle_fresh)
+    Message, Request, RingSetup, Vring, install_setup, interrupt, settle_fresh)
 
 import os
 import select
@@ -29,6 +30,7 @@ import select
 from vringd.core.poller import io_uring_available
 
 cdef enum:
+    PUBLISH_AFTER = 4           # completions that a driver which is looking sees before the rest
     POP_BUDGET = 256            # requests of one queue in one turn, so that no queue starves others
     EVENT_ROOM = 128
     FIRST_POLL_NS = 4000        # where growing starts (QEMU's value)
@@ -166,11 +168,10 @@ cdef bint finish_detaches(ThreadState *t) noexcept nogil:
 cdef void update(Message *message) noexcept nogil:
     cdef Vring *q = <Vring *> message.queue
     cdef bint called = message.setup.call_fd != q.call_fd
-    cdef uint64_t one = 1
     install_setup(q, &message.setup)
-    if called and q.call_fd >= 0:
+    if called:
         # Whatever was to be told through the old eventfd, the driver looks again now.
-        write(q.call_fd, &one, 8)
+        interrupt(q)
 
 
 cdef void handle_messages(ThreadState *t) noexcept nogil:
@@ -223,8 +224,11 @@ cdef inline uint32_t serve(Vring *q) noexcept nogil:
             break
         (<QueueHandler> q.handler).handle(q, req)
         count += 1
+        if q.used_pending >= PUBLISH_AFTER:
+            vring_publish(q)
     if count:
         vr_count_u64(&q.stats.batches, 1)
+        note_popped(q, q.clock[0], count)
     return count
 
 
@@ -257,7 +261,10 @@ cdef void dispatch(ThreadState *t, Event *events, int count) noexcept nogil:
         pointer = event.tag & ~<uint64_t> TAG_MASK
         if tag == TAG_REQUEST:
             req = <Request *> <uintptr_t> pointer
+            q = <Vring *> req.queue
             (<Channel> req.channel).operation_done(req, event.result)
+            if q.used_pending >= PUBLISH_AFTER:
+                vring_publish(q)
         elif tag == TAG_KICK:
             q = <Vring *> <uintptr_t> pointer
             if not event.more:
@@ -276,15 +283,15 @@ cdef void dispatch(ThreadState *t, Event *events, int count) noexcept nogil:
 
 
 cdef inline void notify(Vring *q) noexcept nogil:
-    cdef uint64_t one = 1
     q.unsignalled = 0
+    q.unsignalled_since = 0
     if vring_should_notify(q) and q.call_fd >= 0:
         vr_count_u64(&q.stats.notifications, 1)
-        write(q.call_fd, &one, 8)
+        interrupt(q)
 
 
-cdef inline void end_turn(ThreadState *t) noexcept nogil:
-    """Publish and notify: once per queue."""
+cdef inline void end_turn(ThreadState *t, bint sleeping) noexcept nogil:
+    """Publish, and notify once per queue: at the latest before the thread sleeps."""
     cdef Vring *q
     cdef uint32_t i
     for i in range(t.queue_count):
@@ -292,7 +299,10 @@ cdef inline void end_turn(ThreadState *t) noexcept nogil:
         if q.used_pending:
             vring_publish(q)
         if q.unsignalled:
-            notify(q)
+            if q.unsignalled_since == 0:
+                q.unsignalled_since = t.now
+            if sleeping or not may_wait(q, t.now):
+                notify(q)
         if q.broken and not q.broken_told:
             q.broken_told = 1
             q.broken_message.kind = BROKEN
@@ -354,7 +364,7 @@ cdef void run(ThreadState *t) noexcept nogil:
                 t.error = count
                 return
             dispatch(t, events, count)
-        end_turn(t)
+        end_turn(t, t.poll_ns == 0 or t.draining != 0)
         if t.draining and not finish_detaches(t):
             worked = 1
         if worked or count:
@@ -372,6 +382,7 @@ cdef void run(ThreadState *t) noexcept nogil:
         if t.now - idle_since < t.poll_ns:
             vr_relax()
             continue
+        end_turn(t, True)
         again = False
         for i in range(t.queue_count):
             if not (t.queues[i].draining or t.queues[i].broken or not t.queues[i].enabled):
@@ -392,7 +403,7 @@ cdef void run(ThreadState *t) noexcept nogil:
             adjust_polling(t, t.now - idle_since)
         idle_since = 0
         dispatch(t, events, count)
-        end_turn(t)
+        end_turn(t, False)
 
 
 cdef void *thread_main(void *argument) noexcept nogil:
@@ -443,7 +454,7 @@ cdef class IOThread:
     """
 
     def __cinit__(self, *args, **kwargs):
-        self.state = <ThreadState *> calloc(1, sizeof(ThreadState))
+        self.state = <ThreadState *> alloc_lines(sizeof(ThreadState))
         if self.state == NULL:
             raise MemoryError
         self.state.wake_fd = self.state.ack_fd = -1
@@ -494,7 +505,9 @@ cdef class IOThread:
         if rc != 0:
             raise OSError(rc, f"cannot start IOThread {self.name}: {os.strerror(rc)}")
         self.running = True
-        select.select([self.state.ack_fd], [], [], 10)
+        ready = select.poll()       # not select(), which knows descriptors below 1024 only
+        ready.register(self.state.ack_fd, select.POLLIN)
+        ready.poll(10_000)
         status = -110
         for kind, _token, answer_status, _queue in self.events():
             if kind == "ready":
@@ -536,7 +549,7 @@ cdef class IOThread:
         token = self.next_token
         self.next_token += 1
         message.token, message.kind = token, kind
-        message.queue = NULL if queue is None else &queue.ring
+        message.queue = NULL if queue is None else queue.ring
         message.handler = NULL if handler is None else <void *> handler
         message.channel = NULL if channel is None else <void *> channel
         if setup != NULL:

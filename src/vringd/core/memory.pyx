@@ -39,6 +39,7 @@ cdef struct Mapping:
 cdef Mapping mappings[MAX_MAPPINGS]
 cdef uint32_t mappings_high = 0     # slots at or above were never used
 cdef uint32_t faults = 0
+cdef uint64_t page_bytes = os.sysconf("SC_PAGESIZE")
 cdef bint handler_installed = False
 cdef sigaction_t previous_action
 
@@ -47,21 +48,25 @@ cdef uint32_t *fault_count() noexcept nogil:
     return &faults
 
 
+cdef bint replace_page(uint64_t addr, uint64_t size) noexcept nogil:
+    return mmap(<void *> <uintptr_t> (addr & ~(size - 1)), size, PROT_READ | PROT_WRITE,
+                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED
+
+
 cdef void on_sigbus(int signum, siginfo_t *info, void *context) noexcept nogil:
     # Async-signal-safe: atomics and mmap(2) only. Slots are published with release stores, and
     # a slot cannot be freed while a thread is accessing the mapping that it describes.
     cdef uint64_t addr = <uint64_t> <uintptr_t> info.si_addr
-    cdef uint64_t page
     cdef uint32_t i
     for i in range(vr_load_acquire_u32(&mappings_high)):
         if not vr_load_acquire_u32(&mappings[i].used):
             continue
         if addr - mappings[i].start >= mappings[i].length:
             continue
-        page = addr & ~(mappings[i].page_size - 1)
-        # Only the page that faulted: the others may hold data of requests in flight.
-        if mmap(<void *> <uintptr_t> page, mappings[i].page_size, PROT_READ | PROT_WRITE,
-                MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED:
+        # Only the page that faulted: the others may hold data of requests in flight. If the
+        # kernel refuses that, the mapping is of huge pages (and start is a multiple of them).
+        if (not replace_page(addr, page_bytes)
+                and not replace_page(addr, mappings[i].page_size)):
             break
         vr_store_release_u32(&mappings[i].broken, 1)
         vr_fetch_add_u32(&faults, 1)

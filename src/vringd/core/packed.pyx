@@ -73,22 +73,25 @@ cdef bint resubmit(Vring *q, Request **popped) noexcept nogil:
     cdef uint16_t slot = q.resubmit[q.resubmit_next]
     cdef uint16_t at = slot
     cdef Request *req = &q.requests[slot]
+    cdef uint16_t count = req.ndescs    # as recover_packed checked it
     q.resubmit_next += 1
+    q.resubmitted = 1
     begin_request(q, req)
     q.in_flight += 1
     req.slot = slot
     req.ndescs = 0
-    for _ in range(states[slot].num):
+    popped[0] = req
+    while req.ndescs < count:
+        if at >= q.size:        # the front-end scribbled over its own buffer
+            break_ring(q, BROKEN_HEAD_BUSY)
+            return False
         desc.addr, desc.len = states[at].addr, states[at].len
         desc.id, desc.flags = states[at].id, states[at].flags
         req.ndescs += 1
         req.head = desc.id
-        popped[0] = req
         if not add_descriptor(q, req, &desc):
             return False
         at = states[at].next
-        if at >= q.size:
-            break
     return True
 
 
@@ -127,12 +130,13 @@ cdef inline bint take_chain(Vring *q, Request **popped) noexcept nogil:
         packed_publish(q)
     if vr_unlikely(q.resubmit_next < q.resubmit_count):
         return resubmit(q, popped)
+    q.resubmitted = 0
     # Acquire: the driver wrote the rest of the chain before the head's flags.
     flags = vr_load_acquire_u16(&q.ring[at].flags)
     if not is_available(flags, wrap):
         return False
-    if vr_unlikely(q.free_count == 0):
-        # As many chains are in flight as the ring has entries, so one was reused.
+    if vr_unlikely(q.claimed >= q.size or q.free_count == 0):
+        # Chains that take up the whole ring are in flight, so an entry was reused.
         break_ring(q, BROKEN_HEAD_BUSY)
         return False
     if q.inflight != NULL:
@@ -166,11 +170,12 @@ cdef inline bint take_chain(Vring *q, Request **popped) noexcept nogil:
             wrap = not wrap
         if not desc.flags & VRING_DESC_F_NEXT:
             break
-        if req.ndescs == q.size:
-            break_ring(q, BROKEN_LOOP)
+        if req.ndescs + q.claimed >= q.size:
+            break_ring(q, BROKEN_HEAD_BUSY if q.claimed else BROKEN_LOOP)
             return False
     q.last_avail = at
     q.avail_wrap = wrap
+    q.claimed += req.ndescs
     if inflight != NULL:
         inflight.old_free_head = inflight.free_head
     return True
@@ -194,19 +199,30 @@ cdef Request *packed_pop(Vring *q) noexcept nogil:
 cdef void packed_undo_pop(Vring *q, Request *req) noexcept nogil:
     """Give back the chain popped last: the next pop returns it again."""
     cdef InflightPacked *inflight
+    cdef DescStatePacked *states
+    req.in_flight = 0
+    q.in_flight -= 1
+    if q.resubmitted:           # still in flight as far as the inflight buffer is concerned
+        q.resubmit_next -= 1
+        return
+    q.claimed -= req.ndescs
     if q.last_avail < req.ndescs:
         q.last_avail = <uint16_t> (q.last_avail + q.size - req.ndescs)
         q.avail_wrap = not q.avail_wrap
     else:
         q.last_avail -= req.ndescs
-    req.in_flight = 0
-    q.in_flight -= 1
     if q.inflight != NULL:
+        if q.used_pending:      # as in take_chain: the free list is to be changed
+            packed_publish(q)
         inflight = <InflightPacked *> q.inflight
-        packed_states(inflight)[req.slot].inflight = 0
-        # The entries taken from the free list still link to one another in the same order.
-        inflight.free_head = req.slot
-        inflight.old_free_head = req.slot
+        states = packed_states(inflight)
+        # The entries of the chain still link to one another in the order that they were taken.
+        if states[req.slot].last < q.size:
+            states[states[req.slot].last].next = inflight.free_head
+        vr_fence_compiler()
+        inflight.free_head = inflight.old_free_head = req.slot
+        vr_fence_compiler()     # an entry on the free list is not in flight, whatever it says
+        states[req.slot].inflight = 0
         q.free_count += 1
     else:
         q.free_slots[q.free_count] = req.slot
@@ -229,7 +245,6 @@ cdef void packed_push(Vring *q, Request *req, uint32_t written) noexcept nogil:
         wrap = not wrap
     if q.log != NULL:
         log_written(q, req)
-        mark_dirty(q.log, q.used_log_addr + 16 * <uint64_t> at, 16)
     # 2.8.7: WRITE in a used descriptor says that len bytes were written.
     flags = (F_AVAIL | F_USED) if wrap else 0
     if written:
@@ -242,6 +257,8 @@ cdef void packed_push(Vring *q, Request *req, uint32_t written) noexcept nogil:
     else:
         # Release: id and len before flags, for a driver that reads this one after the first.
         vr_store_release_u16(&q.ring[at].flags, flags)
+    if q.log != NULL:           # after the stores: a page copied in between is copied again
+        mark_dirty(q.log, q.used_log_addr + 16 * <uint64_t> at, 16)
     if q.inflight != NULL:
         inflight = <InflightPacked *> q.inflight
         states = packed_states(inflight)
@@ -277,6 +294,8 @@ cdef void packed_publish(Vring *q) noexcept nogil:
         vr_fence_compiler()
     # Release: everything of the batch, and the data, before the flags of its first entry.
     vr_store_release_u16(&q.ring[q.first_pending_idx].flags, q.first_pending_flags)
+    if q.log != NULL:
+        mark_dirty(q.log, q.used_log_addr + 16 * <uint64_t> q.first_pending_idx, 16)
     if inflight != NULL:
         states = packed_states(inflight)
         vr_fence_compiler()
@@ -287,6 +306,8 @@ cdef void packed_publish(Vring *q) noexcept nogil:
         inflight.old_used_idx = inflight.used_idx
         inflight.old_used_wrap_counter = inflight.used_wrap_counter
     q.unsignalled += q.pending_heads
+    q.fresh_entries += q.used_pending
+    q.claimed -= q.used_pending
     q.used_idx = <uint16_t> used
     q.used_wrap = wrap
     q.used_pending = 0
@@ -296,11 +317,13 @@ cdef void packed_publish(Vring *q) noexcept nogil:
 cdef bint packed_should_notify(Vring *q) noexcept nogil:
     """Whether the driver wants to be told of what was published since the last call (2.8.10)."""
     cdef uint16_t off_wrap, flags, before, event, now
+    cdef uint32_t entries = q.fresh_entries
     # Full: flags of used descriptors were stored, the driver's event area is loaded.
     vr_fence_full()
     now = q.used_idx
     before = q.signalled_used
     q.signalled_used = now
+    q.fresh_entries = 0
     flags = vr_load_acquire_u16(&q.driver_event.flags) & 3
     if not q.signalled_valid:
         q.signalled_valid = 1
@@ -309,6 +332,8 @@ cdef bint packed_should_notify(Vring *q) noexcept nogil:
         return False
     if flags != VRING_PACKED_EVENT_FLAG_DESC or not q.event_idx:
         return True
+    if entries >= q.size:       # a lap or more: every position was passed
+        return True
     off_wrap = vr_load_relaxed_u16(&q.driver_event.off_wrap)
     event = off_wrap & <uint16_t> ~EVENT_WRAP
     # Distances are taken on a line: an offset of the previous lap is size entries back.
@@ -316,8 +341,6 @@ cdef bint packed_should_notify(Vring *q) noexcept nogil:
         event = <uint16_t> (event - q.size)
     if before > now:            # the batch itself wrapped
         before = <uint16_t> (before - q.size)
-    elif before == now:
-        return True             # a whole lap (a batch is never empty)
     return <uint16_t> (now - event - 1) < <uint16_t> (now - before)
 
 

@@ -71,7 +71,9 @@ cdef Request *split_pop(Vring *q) noexcept nogil:
         head = q.resubmit[q.resubmit_next]
         req = &q.requests[head]
         q.resubmit_next += 1
+        q.resubmitted = 1
     else:
+        q.resubmitted = 0
         if q.last_avail == q.avail_seen:
             # Acquire: the ring entry and the descriptors were written before idx.
             available = vr_load_acquire_u16(&q.avail[1])
@@ -113,9 +115,12 @@ cdef Request *split_pop(Vring *q) noexcept nogil:
 
 cdef void split_undo_pop(Vring *q, Request *req) noexcept nogil:
     """Give back the chain popped last: the next pop returns it again."""
-    q.last_avail = <uint16_t> (q.last_avail - 1)
     req.in_flight = 0
     q.in_flight -= 1
+    if q.resubmitted:           # still in flight as far as the inflight buffer is concerned
+        q.resubmit_next -= 1
+        return
+    q.last_avail = <uint16_t> (q.last_avail - 1)
     if q.inflight != NULL:
         split_states(<InflightSplit *> q.inflight)[req.head].inflight = 0
 
@@ -144,12 +149,12 @@ cdef void split_publish(Vring *q) noexcept nogil:
     cdef DescStateSplit *states
     cdef uint16_t head, i
     cdef uint16_t used = <uint16_t> (q.used_idx + q.used_pending)
-    if q.log != NULL:
+    # Release: the entries, and the data that they stand for, were written before idx.
+    vr_store_release_u16(&q.used[1], used)
+    if q.log != NULL:           # after the stores: a page copied in between is copied again
         for i in range(q.used_pending):
             mark_dirty(q.log, q.used_log_addr + 4 + 8 * <uint64_t> ((q.used_idx + i) & q.mask), 8)
         mark_dirty(q.log, q.used_log_addr, 4)
-    # Release: the entries, and the data that they stand for, were written before idx.
-    vr_store_release_u16(&q.used[1], used)
     if q.inflight != NULL:
         inflight = <InflightSplit *> q.inflight
         states = split_states(inflight)

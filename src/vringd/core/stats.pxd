@@ -34,7 +34,7 @@ cdef struct RingStats:
 
 
 cdef class QueueStats:
-    cdef RingStats counters
+    cdef RingStats *counters    # on cache lines of its own
 
 
 cdef inline int latency_bucket(uint64_t ns) noexcept nogil:

@@ -4,13 +4,23 @@ The IOThread that owns the queue is the only writer and stores whole words, so a
 another thread sees each counter as it was at some moment; counters are not a snapshot together.
 """
 
-from vringd.core.sys cimport vr_load_relaxed_u64
+from libc.stdlib cimport free
+
+from vringd.core.sys cimport alloc_lines, vr_load_relaxed_u64
 
 KINDS = ("read", "write", "flush", "discard", "other")
 
 
 cdef class QueueStats:
     """What a queue has done: see `snapshot`."""
+
+    def __cinit__(self):
+        self.counters = <RingStats *> alloc_lines(sizeof(RingStats))
+        if self.counters == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.counters)
 
     def snapshot(self):
         """A dict: for each kind of request `{"ops", "bytes", "errors", "histogram"}`, and counts.

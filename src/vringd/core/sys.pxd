@@ -2,6 +2,7 @@
 # ring layouts and our memory-ordering operations.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.string cimport memset
 
 
 cdef extern from "atomics.h" nogil:
@@ -18,6 +19,7 @@ cdef extern from "atomics.h" nogil:
     uint32_t vr_fetch_add_u32(void *p, uint32_t v) noexcept
     uint64_t vr_load_acquire_u64(const void *p) noexcept
     uint64_t vr_load_relaxed_u64(const void *p) noexcept
+    uint64_t vr_fetch_add_u64(void *p, uint64_t v) noexcept
     void vr_store_relaxed_u64(void *p, uint64_t v) noexcept
     void vr_store_release_u64(void *p, uint64_t v) noexcept
     void vr_count_u64(void *p, uint64_t n) noexcept
@@ -75,7 +77,7 @@ cdef extern from "<sys/syscall.h>" nogil:
 cdef extern from "<fcntl.h>" nogil:
     int fcntl(int fd, int cmd, ...)
     int fallocate(int fd, int mode, off_t offset, off_t length)
-    int F_DUPFD_CLOEXEC
+    int F_DUPFD_CLOEXEC, F_GETFL, O_NONBLOCK
     int FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
 
 
@@ -103,7 +105,12 @@ cdef extern from "<sys/eventfd.h>" nogil:
 
 
 cdef extern from "<poll.h>" nogil:
-    int POLLIN
+    struct pollfd:
+        int fd
+        short events
+        short revents
+    int poll(pollfd *fds, unsigned long count, int timeout_ms)
+    int POLLIN, POLLOUT
 
 
 cdef extern from "<time.h>" nogil:
@@ -334,3 +341,17 @@ cdef extern from * nogil:
 cdef inline uint64_t align_up(uint64_t value, uint64_t alignment) noexcept nogil:
     """Round up to a power of two; wraps only if value > 2^64 - alignment."""
     return (value + alignment - 1) & ~(alignment - 1)
+
+
+cdef enum:
+    CACHE_LINE = 128            # two lines of 64: the prefetcher fetches them in pairs
+
+
+cdef inline void *alloc_lines(size_t size) noexcept nogil:
+    """Zeroed memory that shares no cache line with anything else; NULL if there is none."""
+    cdef void *memory = NULL
+    size = <size_t> align_up(size, CACHE_LINE)
+    if posix_memalign(&memory, CACHE_LINE, size) != 0:
+        return NULL
+    memset(memory, 0, size)
+    return memory

@@ -24,13 +24,29 @@ from vringd.core.stats cimport QueueStats
 from vringd.core.vring cimport Request, RingSetup, Vring
 
 
+cdef void push_in_order(Vring *q, Request *req, uint32_t written) noexcept nogil
+
+
+cdef inline void order_append(Vring *q, Request *req) noexcept nogil:
+    """Remember the order in which chains were popped (VIRTIO_F_IN_ORDER, virtio 1.3, 2.7.9)."""
+    # order_count < size: every chain in it has a slot of its own.
+    q.order[(q.order_head + q.order_count) % q.size] = req.slot
+    q.order_count += 1
+    req.done = 0
+
+
 cdef inline Request *vring_pop(Vring *q) noexcept nogil:
     """Take the next available chain; NULL when there is none or the ring is broken."""
-    return packed_pop(q) if q.packed else split_pop(q)
+    cdef Request *req = packed_pop(q) if q.packed else split_pop(q)
+    if q.in_order and req != NULL:
+        order_append(q, req)
+    return req
 
 
 cdef inline void vring_undo_pop(Vring *q, Request *req) noexcept nogil:
     """Put back the chain popped last, untouched."""
+    if q.in_order:
+        q.order_count -= 1
     if q.packed:
         packed_undo_pop(q, req)
     else:
@@ -39,7 +55,9 @@ cdef inline void vring_undo_pop(Vring *q, Request *req) noexcept nogil:
 
 cdef inline void vring_push(Vring *q, Request *req, uint32_t written) noexcept nogil:
     """Return a chain, with the number of bytes written to it; vring_publish shows it."""
-    if q.packed:
+    if q.in_order:
+        push_in_order(q, req, written)
+    elif q.packed:
         packed_push(q, req, written)
     else:
         split_push(q, req, written)
@@ -77,10 +95,11 @@ cdef inline bint vring_has_work(Vring *q) noexcept nogil:
 
 cdef class OwnedFd:
     cdef int fd
+    cdef bint blocks            # not O_NONBLOCK
 
 
 cdef class Virtqueue:
-    cdef Vring ring
+    cdef Vring *ring                    # on cache lines of its own
     cdef readonly int index, size
     cdef readonly QueueStats stats
     cdef readonly uint64_t features

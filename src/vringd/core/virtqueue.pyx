@@ -12,11 +12,12 @@ from vringd.core.inflight cimport (
     packed_states, split_states)
 from vringd.core.memory cimport translate_user
 from vringd.core.sys cimport (
-    F_DUPFD_CLOEXEC, VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX,
-    VIRTIO_RING_F_INDIRECT_DESC, close, errno, fcntl, vr_load_relaxed_u16, vr_now_ns,
+    F_DUPFD_CLOEXEC, F_GETFL, O_NONBLOCK, VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX,
+    VIRTIO_RING_F_INDIRECT_DESC, alloc_lines, close, errno, fcntl, vr_load_relaxed_u16, vr_now_ns,
     vring_desc, vring_packed_desc, vring_packed_desc_event, vring_used_elem, write)
 from vringd.core.vring cimport (
-    INLINE_IOVECS, MAX_QUEUE_SIZE as MAX_SIZE, RingSetup, broken_text, install_setup)
+    INLINE_IOVECS, MAX_QUEUE_SIZE as MAX_SIZE, RingSetup, broken_text, install_setup,
+    interrupt)
 
 import os
 
@@ -32,16 +33,35 @@ cdef class OwnedFd:
             self.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)
             if self.fd < 0:
                 raise OSError(errno, os.strerror(errno))
+            self.blocks = not fcntl(self.fd, F_GETFL) & O_NONBLOCK
 
     def __dealloc__(self):
         if self.fd >= 0:
             close(self.fd)
 
 
+cdef void push_in_order(Vring *q, Request *req, uint32_t written) noexcept nogil:
+    """Hold a completion back until all chains popped before it are complete."""
+    req.done = 1
+    req.written = written
+    while q.order_count:
+        req = &q.requests[q.order[q.order_head]]
+        if not req.done:
+            return
+        req.done = 0
+        q.order_head = <uint16_t> ((q.order_head + 1) % q.size)
+        q.order_count -= 1
+        if q.packed:
+            packed_push(q, req, req.written)
+        else:
+            split_push(q, req, req.written)
+
+
 cdef class Chain:
     """A popped chain, for devices written in Python and for tests: its segments as bytes."""
 
     cdef Request *request
+    cdef bint returned
     cdef readonly Virtqueue queue
 
     @property
@@ -83,6 +103,25 @@ cdef class Chain:
         return done
 
 
+cdef int take_back(Virtqueue queue, Chain chain) except -1:
+    if chain.queue is not queue:
+        raise ValueError("the chain is another queue's")
+    if chain.returned:
+        raise ValueError("the chain was already pushed")
+    chain.returned = True
+    return 0
+
+
+cdef bint is_fresh(Vring *q, uint16_t version) except -1:
+    """Whether an inflight region has never been used. Raises ValueError if it is of a kind that
+    came after this code."""
+    if version not in (0, INFLIGHT_VERSION):
+        raise ValueError(
+            f"queue {q.index}: the inflight buffer has version {version}; only "
+            f"{<int> INFLIGHT_VERSION} is known")
+    return version == 0
+
+
 cdef class Virtqueue:
     """One ring of a started device.
 
@@ -97,13 +136,16 @@ cdef class Virtqueue:
     """
 
     def __cinit__(self, *args, **kwargs):
+        self.ring = <Vring *> alloc_lines(sizeof(Vring))
+        if self.ring == NULL:
+            raise MemoryError
         self.ring.call_fd = self.ring.kick_fd = -1
 
     def __init__(self, int index, *, int size, uint64_t features, GuestMemory memory not None,
                  uint64_t desc, uint64_t avail, uint64_t used, uint32_t base, int kick_fd,
                  int call_fd, int err_fd, DirtyLog log=None, log_addr=None,
                  InflightBuffer inflight=None, QueueStats stats=None):
-        cdef Vring *q = &self.ring
+        cdef Vring *q = self.ring
         cdef int i
         if q.requests != NULL:
             raise ValueError("a Virtqueue is initialised once")
@@ -119,22 +161,26 @@ cdef class Virtqueue:
         q.index, q.size, q.mask = <uint16_t> index, <uint16_t> size, <uint16_t> (size - 1)
         q.event_idx = (features >> VIRTIO_RING_F_EVENT_IDX) & 1
         q.indirect = (features >> VIRTIO_RING_F_INDIRECT_DESC) & 1
-        q.stats = &self.stats.counters
+        q.stats = self.stats.counters
         q.owner = <void *> self
         q.own_clock = vr_now_ns()
         q.clock = &q.own_clock
         self.kick, self.call, self.err = OwnedFd(kick_fd), OwnedFd(call_fd), OwnedFd(err_fd)
         q.kick_fd = self.kick.fd
         self.memory, self.log, self.log_addr = memory, log, log_addr
-        self.current.call_fd, self.current.enabled = self.call.fd, 1
+        self.current.call_fd, self.current.call_blocks = self.call.fd, self.call.blocks
+        self.current.enabled = 1
         self.resolve(memory, log, log_addr, &self.current)
         install_setup(q, &self.current)
 
-        q.requests = <Request *> calloc(size, sizeof(Request))
+        q.in_order = (features >> VIRTIO_F_IN_ORDER) & 1
+        q.requests = <Request *> alloc_lines(size * sizeof(Request))
+        q.order = <uint16_t *> calloc(size, sizeof(uint16_t))
         q.free_slots = <uint16_t *> calloc(size, sizeof(uint16_t))
         q.batch = <uint16_t *> calloc(size, sizeof(uint16_t))
         q.resubmit = <uint16_t *> calloc(size, sizeof(uint16_t))
-        if q.requests == NULL or q.free_slots == NULL or q.batch == NULL or q.resubmit == NULL:
+        if q.requests == NULL or q.free_slots == NULL or q.batch == NULL or q.resubmit == NULL or (
+                q.order == NULL):
             raise MemoryError
         for i in range(size):
             q.requests[i].queue = q
@@ -161,11 +207,12 @@ cdef class Virtqueue:
             else:
                 self.recover_split()
         q.signalled_used = q.used_idx
-        q.expect = 1
 
     def __dealloc__(self):
-        cdef Vring *q = &self.ring
+        cdef Vring *q = self.ring
         cdef int i
+        if q == NULL:
+            return
         if q.requests != NULL:
             for i in range(self.size):
                 if q.requests[i].segments != q.requests[i].inline_iov:
@@ -174,6 +221,8 @@ cdef class Virtqueue:
         free(q.free_slots)
         free(q.batch)
         free(q.resubmit)
+        free(q.order)
+        free(q)
 
     # ---- set-up -----------------------------------------------------------------------------
 
@@ -217,7 +266,7 @@ cdef class Virtqueue:
         return 0
 
     cdef int set_base(self, uint32_t base) except -1:
-        cdef Vring *q = &self.ring
+        cdef Vring *q = self.ring
         if q.packed:
             q.last_avail = base & 0x7fff
             q.avail_wrap = (base >> 15) & 1
@@ -236,11 +285,11 @@ cdef class Virtqueue:
 
     cdef int recover_split(self) except -1:
         """Prepare the inflight region, or learn from it what a predecessor left unfinished."""
-        cdef Vring *q = &self.ring
+        cdef Vring *q = self.ring
         cdef InflightSplit *region = <InflightSplit *> q.inflight
         cdef DescStateSplit *states = split_states(region)
         cdef uint16_t used = vr_load_relaxed_u16(&q.used[1]), head, i
-        if region.version != INFLIGHT_VERSION:
+        if is_fresh(q, region.version):
             for i in range(q.size):
                 states[i].inflight = 0
             region.features = 0
@@ -272,12 +321,12 @@ cdef class Virtqueue:
         return 0
 
     cdef int recover_packed(self) except -1:
-        cdef Vring *q = &self.ring
+        cdef Vring *q = self.ring
         cdef InflightPacked *region = <InflightPacked *> q.inflight
         cdef DescStatePacked *states = packed_states(region)
-        cdef uint16_t i, at, flags, count
+        cdef uint16_t i, at, flags, count, wrap
         cdef uint32_t advance
-        if region.version != INFLIGHT_VERSION:
+        if is_fresh(q, region.version):
             for i in range(q.size):
                 states[i].inflight = 0
                 states[i].next = <uint16_t> (i + 1)
@@ -292,11 +341,13 @@ cdef class Virtqueue:
             raise ValueError(
                 f"queue {self.index}: the inflight buffer has {region.desc_num} entries and used "
                 f"index {region.old_used_idx} for a ring of {self.size}")
-        if region.used_idx != region.old_used_idx:
-            # Was the first entry of the batch made visible? Then its flags say "used".
+        if (region.used_idx != region.old_used_idx
+                or region.used_wrap_counter != region.old_used_wrap_counter):
+            # Was the first entry of the batch made visible? Then its flags are not those of an
+            # available one any more, but of a used one or of one available in the next lap.
             flags = vr_load_relaxed_u16(&q.ring[region.old_used_idx].flags)
-            if ((flags >> 7) & 1 == region.old_used_wrap_counter
-                    and (flags >> 15) & 1 == region.old_used_wrap_counter):
+            wrap = region.old_used_wrap_counter & 1
+            if (flags >> 7) & 1 != wrap or (flags >> 15) & 1 == wrap:
                 region.old_free_head = region.free_head
                 region.old_used_idx = region.used_idx
                 region.old_used_wrap_counter = region.used_wrap_counter
@@ -312,15 +363,18 @@ cdef class Virtqueue:
         heads = sorted((states[i].counter, i) for i in range(q.size) if states[i].inflight)
         advance = 0
         for i, (counter, slot) in enumerate(heads):
-            if states[slot].num == 0 or states[slot].num > q.size:
+            count = states[slot].num
+            if count == 0 or count > q.size:
                 raise ValueError(f"queue {self.index}: a corrupt inflight buffer")
+            q.requests[<int> slot].ndescs = count
             q.resubmit[i] = slot
             q.inflight_counter = counter + 1
-            advance += states[slot].num
+            advance += count
         if advance > q.size:
             raise ValueError(f"queue {self.index}: a corrupt inflight buffer")
         q.resubmit_count = <uint32_t> len(heads)
         q.free_count = <uint16_t> (q.size - len(heads))
+        q.claimed = <uint16_t> advance
         q.used_idx = region.used_idx
         q.used_wrap = region.used_wrap_counter & 1
         q.avail_wrap = q.used_wrap
@@ -344,7 +398,7 @@ cdef class Virtqueue:
         new_log = self.log if log is ... else log
         new_log_addr = self.log_addr if log_addr is ... else log_addr
         self.resolve(new_memory, new_log, new_log_addr, &setup)
-        setup.call_fd = call.fd
+        setup.call_fd, setup.call_blocks = call.fd, call.blocks
         if enabled is not None:
             setup.enabled = bool(enabled)
         self.current = setup
@@ -356,7 +410,7 @@ cdef class Virtqueue:
     @property
     def base(self):
         """The ring's position as GET_VRING_BASE wants it; exact while no IOThread has it."""
-        cdef Vring *q = &self.ring
+        cdef Vring *q = self.ring
         if not q.packed:
             return q.last_avail
         return (q.last_avail | <uint32_t> q.avail_wrap << 15 | <uint32_t> q.used_idx << 16
@@ -389,7 +443,7 @@ cdef class Virtqueue:
 
     def pop(self):
         """The next available Chain, or None."""
-        cdef Request *request = vring_pop(&self.ring)
+        cdef Request *request = vring_pop(self.ring)
         cdef Chain chain
         if request == NULL:
             return None
@@ -399,31 +453,33 @@ cdef class Virtqueue:
         return chain
 
     def undo_pop(self, Chain chain not None):
-        """Put back the chain popped last."""
-        vring_undo_pop(&self.ring, chain.request)
+        """Put back the chain popped last. Raises ValueError if it is not in flight here."""
+        take_back(self, chain)
+        vring_undo_pop(self.ring, chain.request)
 
     def push(self, Chain chain not None, uint32_t written):
-        """Return a chain; written: bytes stored in its writable segments."""
-        if not chain.request.in_flight:
-            raise ValueError("the chain was already pushed")
-        vring_push(&self.ring, chain.request, written)
+        """Return a chain; written: bytes stored in its writable segments. Raises ValueError if
+        it is not in flight here."""
+        take_back(self, chain)
+        vring_push(self.ring, chain.request, written)
 
     def publish(self):
         """Show everything pushed to the driver; whether the driver wants to be notified."""
         if self.ring.used_pending:
-            vring_publish(&self.ring)
-        return vring_should_notify(&self.ring)
+            vring_publish(self.ring)
+        if not self.ring.unsignalled:
+            return False
+        self.ring.unsignalled = 0
+        return vring_should_notify(self.ring)
 
     def notify(self):
         """Interrupt the driver."""
-        cdef uint64_t one = 1
-        if self.ring.call_fd >= 0:
-            write(self.ring.call_fd, &one, 8)
+        interrupt(self.ring)
 
     def enable_notification(self):
         """Ask the driver to kick; whether something is available already."""
-        return vring_enable_notification(&self.ring)
+        return vring_enable_notification(self.ring)
 
     def disable_notification(self):
         """Ask the driver not to kick."""
-        vring_disable_notification(&self.ring)
+        vring_disable_notification(self.ring)

@@ -83,6 +83,7 @@ cdef struct RingSetup:          # what the control plane may replace while the r
     uint64_t used_log_addr
     uint64_t event_log_addr
     int call_fd
+    uint8_t call_blocks         # the front-end did not make it non-blocking
     uint8_t enabled
 
 
@@ -110,12 +111,12 @@ cdef struct Vring:
     uint8_t in_order
     uint8_t enabled             # SET_VRING_ENABLE
     uint8_t draining            # nothing is popped; being detached
-    uint8_t ready               # look for requests in this turn
     uint8_t broken              # Broken
     uint8_t notify_off          # we told the driver not to kick (without EVENT_IDX)
     uint8_t signalled_valid     # signalled_used is what the driver knows
     uint8_t unwatching          # kick_fd's watch is being cancelled
     uint8_t watched
+    uint8_t call_blocks
     int call_fd                 # -1: the driver polls
     int kick_fd                 # -1: we poll
     DirtyBitmap *log            # NULL: not migrating
@@ -148,6 +149,9 @@ cdef struct Vring:
     # ---- packed and in-order bookkeeping
     uint16_t *free_slots        # packed: stack of free request slots
     uint16_t free_count
+    uint16_t claimed            # packed: ring entries of chains popped and not yet published
+    uint32_t fresh_entries      # packed: ring entries published since the last notification decision
+    uint8_t resubmitted         # the last chain popped came from resubmit, not from the ring
     uint16_t *order             # IN_ORDER: slots in the order popped (a ring of size entries)
     uint16_t order_head
     uint16_t order_count
@@ -170,9 +174,12 @@ cdef struct Vring:
     uint64_t *clock             # the owning IOThread's time, ns
     uint64_t own_clock          # the time while no IOThread owns the ring
     void *detach_message        # Message to answer once drained
-    uint64_t notify_since       # coalescing: when the first unsignalled entry was published; 0: none
-    uint32_t unsignalled        # entries published since the last notification
-    uint32_t expect             # coalescing: entries the driver takes for one notification
+    # ---- when to interrupt (core/coalescing.pxd)
+    uint32_t unsignalled        # entries published since the last notification decision
+    uint32_t run                # requests popped since the driver last paused
+    uint32_t last_run           # and in the run before
+    uint64_t last_pop_ns        # when something was last popped
+    uint64_t unsignalled_since  # when unsignalled became more than 0
     uint16_t index
     # ---- accounting; requests done within the turn that popped them get their latency at its end
     uint32_t fresh[KIND_COUNT]
@@ -183,6 +190,7 @@ cdef struct Vring:
 
 
 cdef void install_setup(Vring *q, RingSetup *setup) noexcept nogil
+cdef void interrupt(Vring *q) noexcept nogil
 cdef void break_ring(Vring *q, int reason) noexcept nogil
 cdef bint grow_iovecs(Request *req) noexcept nogil
 cdef bint faulted(Vring *q) noexcept nogil

@@ -5,7 +5,7 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
 from vringd.core.memory cimport fault_count, map_broken, mark_dirty_host
-from vringd.core.sys cimport iovec, vr_load_relaxed_u32
+from vringd.core.sys cimport POLLOUT, iovec, poll, pollfd, vr_load_relaxed_u32, write
 
 
 cdef const char *broken_text(int reason) noexcept nogil:
@@ -48,7 +48,7 @@ cdef void install_setup(Vring *q, RingSetup *setup) noexcept nogil:
     q.ring, q.driver_event, q.device_event = setup.ring, setup.driver_event, setup.device_event
     q.log, q.log_broken = setup.log, setup.log_broken
     q.used_log_addr, q.event_log_addr = setup.used_log_addr, setup.event_log_addr
-    q.call_fd, q.enabled = setup.call_fd, setup.enabled
+    q.call_fd, q.call_blocks, q.enabled = setup.call_fd, setup.call_blocks, setup.enabled
     # A hint may be beyond a shorter map.
     q.table_hint = q.header_hint = q.data_hint = 0
     q.faults_seen = faults_now() - 1    # so that the next pop looks at the new mappings
@@ -58,6 +58,20 @@ cdef void break_ring(Vring *q, int reason) noexcept nogil:
     """Stop serving q; the IOThread reports it to the control plane. The first reason counts."""
     if q.broken == NOT_BROKEN:
         q.broken = <uint8_t> reason
+
+
+cdef void interrupt(Vring *q) noexcept nogil:
+    """Write the call eventfd, never waiting: its flags and its count are the front-end's, which
+    may have filled it. (Between poll and write a hostile one could still fill it.)"""
+    cdef uint64_t one = 1
+    cdef pollfd writable
+    if q.call_fd < 0:
+        return
+    if q.call_blocks:
+        writable.fd, writable.events = q.call_fd, POLLOUT
+        if poll(&writable, 1, 0) != 1 or not writable.revents & POLLOUT:
+            return              # full: the driver has been told 2^64 - 2 times already
+    write(q.call_fd, &one, 8)
 
 
 cdef bint grow_iovecs(Request *req) noexcept nogil:

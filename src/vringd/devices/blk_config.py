@@ -29,6 +29,7 @@ F_INDIRECT_DESC = 28
 F_EVENT_IDX = 29
 F_VERSION_1 = 32
 F_RING_PACKED = 34
+F_IN_ORDER = 35
 F_RING_RESET = 40
 
 RING_FEATURES = (
@@ -55,6 +56,7 @@ class BlkSettings:
     writable: bool = True
     writethrough: bool = False
     packed: bool = True
+    in_order: bool = False
     physical_block_size: int | None = None
     opt_io_size: int = 0
     serial: bytes = b""
@@ -69,6 +71,8 @@ def offered_features(settings: BlkSettings) -> int:
         bits |= 1 << F_MQ
     if settings.packed:
         bits |= 1 << F_RING_PACKED
+    if settings.in_order:
+        bits |= 1 << F_IN_ORDER
     if not settings.writable:
         bits |= 1 << F_RO
         return bits

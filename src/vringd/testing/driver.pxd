@@ -11,12 +11,12 @@
 # The device is not trusted: what the driver must remember stands in its own memory and nothing
 # is ever read back from a descriptor that it wrote, so a lying device ends in dq.error.
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t
 
 from vringd.core.sys cimport (
-    EINTR, POLLIN, VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT,
+    POLLIN, VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT,
     VRING_DESC_F_WRITE, VRING_PACKED_EVENT_FLAG_DESC, VRING_PACKED_EVENT_FLAG_DISABLE,
-    VRING_PACKED_EVENT_FLAG_ENABLE, VRING_USED_F_NO_NOTIFY, errno, read, vr_fence_full,
+    VRING_PACKED_EVENT_FLAG_ENABLE, VRING_USED_F_NO_NOTIFY, read, vr_fence_full,
     vr_load_acquire_u16, vr_load_relaxed_u16, vr_load_relaxed_u32, vr_store_relaxed_u16,
     vr_store_relaxed_u32, vr_store_release_u16, vr_unlikely, vring_desc, vring_packed_desc,
     vring_used_elem, write,

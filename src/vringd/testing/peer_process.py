@@ -1,4 +1,4 @@
-"""Peer programs that keep running: servers, and QEMU."""
+"""Programs that keep running: servers, and QEMU."""
 
 from __future__ import annotations
 
@@ -33,25 +33,20 @@ def socket_is_listening(path: Path) -> bool:
     return False
 
 
-class PeerProcess:
-    """A running program whose output goes to the file `log`; a context manager that ends it.
+class BackgroundProcess:
+    """A running `command` whose output goes to the file `log`; a context manager that ends it.
 
-    Start it from a thread that outlives it (see :mod:`vringd.testing.peers`).
+    `program` names it in messages.
     """
 
     def __init__(
-        self,
-        program: str,
-        *arguments: str,
-        share: Sequence[Path] = (),
-        log: Path,
-        pass_fds: Sequence[int] = (),
+        self, program: str, command: Sequence[str], *, log: Path, pass_fds: Sequence[int] = ()
     ) -> None:
         self.program = program
         self.log = log
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                peer_command(program, *arguments, share=share),
+                command,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -131,3 +126,21 @@ class PeerProcess:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+class PeerProcess(BackgroundProcess):
+    """A running packaged program.
+
+    Start it from a thread that outlives it (see :mod:`vringd.testing.peers`).
+    """
+
+    def __init__(
+        self,
+        program: str,
+        *arguments: str,
+        share: Sequence[Path] = (),
+        log: Path,
+        pass_fds: Sequence[int] = (),
+    ) -> None:
+        command = peer_command(program, *arguments, share=share)
+        super().__init__(program, command, log=log, pass_fds=pass_fds)

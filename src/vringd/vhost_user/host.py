@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Final, Protocol
 
 from vringd.core.memory import DirtyLog, GuestMemory
+from vringd.core.stats import QueueStats
 from vringd.core.virtqueue import Virtqueue
 
 
@@ -42,6 +43,10 @@ class QueueHost(Protocol):
     @property
     def device_features(self) -> int:
         """Virtio feature bits of the device and its rings, without those of vhost itself."""
+
+    @property
+    def stats(self) -> Sequence[QueueStats]:
+        """The counters of each queue; they go on over restarts and front-ends."""
 
     on_config_change: Callable[[], None] | None
     """Set while a front-end is connected; the host calls it in the event loop whenever the

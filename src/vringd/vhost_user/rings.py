@@ -194,7 +194,6 @@ class Rings:
         except (ValueError, OverflowError, OSError) as error:
             where = f"queue {vring.index}: "
             raise RefusedError(where + str(error).removeprefix(where)) from error
-        vring.stats = queue.stats
         # Set before the wait: were this task cancelled in it, the queue has to be stopped.
         vring.queue = queue
         try:
@@ -228,7 +227,7 @@ class Rings:
             log=self.active_log,
             log_addr=vring.log_addr,
             inflight=self._inflight_for(vring),
-            stats=vring.stats,
+            stats=self._host.stats[vring.index],
         )
 
     def _inflight_for(self, vring: Vring) -> InflightBuffer | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from vringd.core.stats import QueueStats
 from vringd.core.virtqueue import Virtqueue
 from vringd.vhost_user.descriptors import Descriptor
 from vringd.vhost_user.wire import VRING_F_LOG, VringAddress
@@ -25,7 +24,6 @@ class Vring:
         self.started = False
         self.enabled = False
         self.queue: Virtqueue | None = None
-        self.stats: QueueStats | None = None  # goes on in the next queue
 
     @property
     def wanted(self) -> bool:

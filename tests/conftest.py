@@ -1,0 +1,14 @@
+"""Settings for all tests."""
+
+from __future__ import annotations
+
+import os
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("default", deadline=None)
+# Instrumented code is ten times slower: fewer examples, and no complaint about their speed.
+settings.register_profile(
+    "sanitizers", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))

@@ -1,0 +1,173 @@
+"""A daemon without its options: an event loop in a thread of its own, IOThreads, devices."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from vringd.block.backend import BlockBackend
+from vringd.block.file import FileBackend
+from vringd.block.null import NullBackend
+from vringd.control.export import BlkExport
+from vringd.control.schema import UnixAddress, VhostUserBlkOptions
+from vringd.control.threads import ManagedThread
+from vringd.core.iothread import IOThread
+from vringd.core.virtqueue import Virtqueue
+from vringd.vhost_user.server import VhostUserServer
+
+T = TypeVar("T")
+
+DISK_BYTES = 8 << 20
+
+
+class Device(BlkExport):
+    """An export whose queues can be moved while a front-end sends messages about them."""
+
+    def __init__(
+        self,
+        name: str,
+        backend: BlockBackend,
+        threads: Sequence[ManagedThread],
+        *,
+        num_queues: int = 4,
+        packed: bool = True,
+    ) -> None:
+        options = VhostUserBlkOptions(
+            id=name,
+            node_name=backend.node_name,
+            addr=UnixAddress(path="unused"),
+            writable=True,
+            num_queues=num_queues,
+            queue_size=256,
+            packed=packed,
+        )
+        super().__init__(
+            options, backend, [threads[i % len(threads)] for i in range(num_queues)]
+        )
+        self.moves = 0
+        self._all_threads = list(dict.fromkeys(threads))
+        self._served: dict[int, Virtqueue] = {}
+        self._locks = [asyncio.Lock() for _ in range(num_queues)]
+
+    async def start_queue(self, queue: Virtqueue) -> None:
+        async with self._locks[queue.index]:
+            await super().start_queue(queue)
+            self._served[queue.index] = queue
+
+    async def stop_queue(self, queue: Virtqueue) -> None:
+        async with self._locks[queue.index]:
+            await super().stop_queue(queue)
+            del self._served[queue.index]
+
+    async def update_queue(self, queue: Virtqueue, **changes: Any) -> None:
+        async with self._locks[queue.index]:
+            await super().update_queue(queue, **changes)
+
+    async def close(self) -> None:
+        self.threads = self._all_threads  # a channel is stopped in its thread, moves or not
+        await super().close()
+
+    async def move(self, index: int, target: ManagedThread) -> None:
+        """Hand a running queue to another IOThread of this device."""
+        async with self._locks[index]:
+            queue = self._served.get(index)
+            if queue is None:
+                self.threads[index] = target
+                return
+            await super().stop_queue(queue)
+            self.threads[index] = target
+            await super().start_queue(queue)
+            self.moves += 1
+
+
+class Engine:
+    """`count` IOThreads with the poller "io_uring" or "epoll", until the end of `with`."""
+
+    def __init__(self, count: int, poller: str) -> None:
+        self.poller = poller
+        self._count = count
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="control")
+        self.threads: list[ManagedThread] = []
+        self.devices: list[Device] = []
+        self.servers: list[VhostUserServer] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.run(self._start())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.run(self._stop())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout: float = 60.0) -> T:
+        """Run a coroutine in the event loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+
+    async def _start(self) -> None:
+        for i in range(self._count):
+            thread = ManagedThread(IOThread(f"t{i}", use_io_uring=self.poller == "io_uring"))
+            thread.start()
+            self.threads.append(thread)
+
+    async def _stop(self) -> None:
+        for server in self.servers:
+            await server.close()
+        for device in self.devices:
+            await device.close()
+            device.backend.close()
+        for thread in self.threads:
+            await thread.stop()
+        # pytest keeps this object for a while; what it refers to owns descriptors.
+        self.servers.clear()
+        self.devices.clear()
+        self.threads.clear()
+
+    def add_device(self, name: str, backend: BlockBackend, **options: Any) -> Device:
+        """A device over all IOThreads, its queues dealt out in turn."""
+
+        async def add() -> Device:
+            device = Device(name, backend, self.threads, **options)
+            self.devices.append(device)
+            await device.open()
+            return device
+
+        return self.run(add())
+
+    def serve(self, device: Device, path: Path) -> VhostUserServer:
+        """Listen for the device's front-ends."""
+
+        async def start() -> VhostUserServer:
+            server = VhostUserServer(device, path=path)
+            self.servers.append(server)
+            server.start()
+            return server
+
+        return self.run(start())
+
+
+def open_disk(kind: str, folder: Path, name: str = "disk", **options: Any) -> BlockBackend:
+    """A back-end of DISK_BYTES: "null" reads zeros and keeps nothing, "file" and "threads" (the
+    same with worker threads) keep what is written."""
+    if kind == "null":
+        return NullBackend(name, size=DISK_BYTES, read_zeroes=True, **options)
+    image = folder / f"{name}.img"
+    with image.open("wb") as file:
+        file.truncate(DISK_BYTES)
+    return FileBackend(name, str(image), aio="threads" if kind == "threads" else None, **options)
+
+

@@ -1,0 +1,36 @@
+"""What this process holds of the kernel: nothing may be left behind by a test."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import time
+from collections import Counter
+
+Held = tuple[Counter[str], int, int]
+
+
+def held() -> Held:
+    """Descriptors by what they are, shared mappings of memory files, and threads."""
+    gc.collect()
+    descriptors: Counter[str] = Counter()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            descriptors[os.readlink(f"/proc/self/fd/{name}").split(":")[0]] += 1
+    with open("/proc/self/maps") as maps:
+        shared = sum("memfd:" in line for line in maps)
+    return descriptors, shared, len(os.listdir("/proc/self/task"))
+
+
+def assert_no_more_than(before: Held, seconds: float = 5.0) -> None:
+    """Threads that have been joined and sockets just closed may take a moment to go."""
+    deadline = time.monotonic() + seconds
+    while (now := held()) != before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    left = {
+        "descriptors": dict(now[0] - before[0]),
+        "mappings": max(0, now[1] - before[1]),
+        "threads": max(0, now[2] - before[2]),
+    }
+    assert not any(left.values()), f"left behind: {left}"
