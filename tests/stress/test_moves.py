@@ -29,7 +29,7 @@ def shuffle_queues(engine: Engine, device: Device, seconds: float) -> None:
         engine.run(device.move(pick.randrange(QUEUES), target))
         target.thread.set_polling(pick.choice((0, 32768)))
 
-    repeat(seconds, move, pause=0.0005)
+    repeat(seconds, move)
 
 
 def virtqueue(index: int, queue: DriverQueue, ram: GuestRam) -> Virtqueue:
@@ -73,7 +73,7 @@ def test_every_request_survives_moves_between_threads(
             shuffle_queues(engine, device, seconds / 2)
         for ring in rings:
             engine.run(device.stop_queue(ring))
-        assert device.moves > 10
+        assert device.moves >= 20
         assert [ring.in_flight for ring in rings] == [0] * QUEUES
         assert [ring.broken for ring in rings] == [None] * QUEUES
         for ram in rams:
@@ -108,5 +108,5 @@ def test_a_front_end_stops_and_starts_queues_that_are_moving(
             engine.run(device.move(pick.randrange(QUEUES), pick.choice(engine.threads)))
 
         with running(traffics):
-            assert repeat(seconds, restart) > 10
-        assert device.moves > 10
+            repeat(seconds, restart)
+        assert device.moves > 0

@@ -134,13 +134,11 @@ def running(traffics: Sequence[Traffic]) -> Iterator[None]:
             traffic.stop()
 
 
-def repeat(seconds: float, action: Callable[[], None], pause: float = 0.0) -> int:
-    """Call `action` again and again for that long; how many times."""
+def repeat(seconds: float, action: Callable[[], None], *, least: int = 20) -> int:
+    """Call `action` again and again for that long, and at least so often; how many times."""
     deadline = time.monotonic() + seconds
     count = 0
-    while time.monotonic() < deadline:
+    while count < least or time.monotonic() < deadline:
         action()
         count += 1
-        if pause:
-            time.sleep(pause)
     return count

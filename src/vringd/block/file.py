@@ -36,7 +36,8 @@ class FileBackend(BlockBackend):
     where it is allowed and threads elsewhere. cache_direct: O_DIRECT. cache_no_flush: flushes do
     nothing. discard: "unmap" or "ignore". detect_zeroes: "off", "on" or "unmap". locking: "on",
     "off" or "auto" (on where the file system can). auto_read_only: open for reading when
-    writing is not permitted.
+    writing is not permitted. registered_buffers: register guest memory with io_uring, which
+    pins it.
 
     Raises OSError, ValueError (not a disk image, or options that exclude each other) or
     `locking.InUseError`.
@@ -56,6 +57,7 @@ class FileBackend(BlockBackend):
         read_only: bool = False,
         auto_read_only: bool = False,
         locking_mode: str = "auto",
+        registered_buffers: bool = False,
         workers: int = 16,
     ) -> None:
         if aio == "native" and not cache_direct:
@@ -63,6 +65,8 @@ class FileBackend(BlockBackend):
                 "aio=native needs cache.direct=on (Linux AIO blocks on the page cache); add it or"
                 " use aio=io_uring"
             )
+        if registered_buffers and aio not in (None, "io_uring"):
+            raise ValueError(f"registered-buffers=on needs aio=io_uring, not aio={aio}")
         self.node_name = node_name
         self.read_only = read_only
         self._path = filename
@@ -70,6 +74,7 @@ class FileBackend(BlockBackend):
         self._discard = discard == "unmap"
         self._detect_zeroes = _DETECT_ZEROES[detect_zeroes]
         self._no_flush = cache_no_flush
+        self._registered_buffers = registered_buffers
         self._workers = workers
         self._flags = os.O_DIRECT if cache_direct else 0
         try:
@@ -139,6 +144,7 @@ class FileBackend(BlockBackend):
                 ignore_flush=self._no_flush,
                 discard=self._discard,
                 detect_zeroes=self._detect_zeroes,
+                registered_buffers=self._registered_buffers,
             )
         if aio == "native":
             return AioFileChannel(

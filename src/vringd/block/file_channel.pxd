@@ -1,4 +1,4 @@
-from libc.stdint cimport int32_t
+from libc.stdint cimport uint32_t
 
 from vringd.block.file_steps cimport FileTarget, Step
 from vringd.core.channel cimport Channel
@@ -12,6 +12,7 @@ cdef class UringFileChannel(Channel):
     cdef io_uring *ring
     cdef int sqe_fd             # index of the registered file, or the descriptor
     cdef int sqe_flags
+    cdef uint32_t buffer_hint
     cdef Request *backlog       # requests for which there was no submission entry, in order
     cdef Request *backlog_last
     cdef bint issue(self, Request *req, Step *step) noexcept nogil

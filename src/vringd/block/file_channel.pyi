@@ -10,4 +10,5 @@ class UringFileChannel(Channel):
         ignore_flush: bool = False,
         discard: bool = False,
         detect_zeroes: int = 0,
+        registered_buffers: bool = False,
     ) -> None: ...

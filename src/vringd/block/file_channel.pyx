@@ -1,23 +1,28 @@
 """aio=io_uring: files through the IOThread's own ring, submitted once per turn."""
 
-from libc.stdint cimport int32_t, int64_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
 
 from vringd.block.file_steps cimport (
     STEP_DONE, STEP_READ, STEP_SYNC, STEP_WRITE, first_step, next_step)
+from vringd.core.buffers cimport buffer_index
 from vringd.core.channel cimport finish, register_file, unregister_file
 from vringd.core.poller cimport Poller, take_sqe
 from vringd.core.sys cimport (
     EAGAIN, EINVAL, IORING_FSYNC_DATASYNC, IOSQE_FIXED_FILE, RWF_DSYNC, io_uring_prep_fallocate,
-    io_uring_prep_fsync, io_uring_prep_read, io_uring_prep_readv, io_uring_prep_write,
-    io_uring_prep_writev, io_uring_sqe, io_uring_sqe_set_data64)
+    io_uring_prep_fsync, io_uring_prep_read, io_uring_prep_read_fixed, io_uring_prep_readv,
+    io_uring_prep_write, io_uring_prep_write_fixed, io_uring_prep_writev, io_uring_sqe, io_uring_sqe_set_data64)
 
 
 cdef class UringFileChannel(Channel):
-    """owner: the file's owner, kept alive; fd: its descriptor; the rest as in FileTarget."""
+    """owner: the file's owner, kept alive; fd: its descriptor; the rest as in FileTarget.
+
+    registered_buffers: register the guest's memory with the ring (it is pinned then).
+    """
 
     def __init__(self, owner, int fd, *, memory_alignment=1, bint ignore_flush=False,
-                 bint discard=False, int detect_zeroes=0):
+                 bint discard=False, int detect_zeroes=0, bint registered_buffers=False):
         self.owner = owner
+        self.wants_buffers = registered_buffers
         self.target.fd = fd
         self.target.memory_alignment = memory_alignment
         self.target.ignore_flush, self.target.discard = ignore_flush, discard
@@ -42,16 +47,26 @@ cdef class UringFileChannel(Channel):
     cdef bint issue(self, Request *req, Step *step) noexcept nogil:
         """Prepare the step's submission entry; False if there is none to be had."""
         cdef io_uring_sqe *sqe = take_sqe(self.ring)
+        cdef int index = -1
         if sqe == NULL:
             return False
+        if self.wants_buffers and step.count == 1 and step.kind <= STEP_WRITE:
+            index = buffer_index(&self.thread.buffers, <uint8_t *> step.iov.iov_base,
+                                 step.iov.iov_len, &self.buffer_hint)
         if step.kind == STEP_READ:
-            if step.count == 1:
+            if index >= 0:
+                io_uring_prep_read_fixed(sqe, self.sqe_fd, step.iov.iov_base,
+                                         <unsigned> step.iov.iov_len, step.offset, index)
+            elif step.count == 1:
                 io_uring_prep_read(sqe, self.sqe_fd, step.iov.iov_base,
                                    <unsigned> step.iov.iov_len, step.offset)
             else:
                 io_uring_prep_readv(sqe, self.sqe_fd, step.iov, step.count, step.offset)
         elif step.kind == STEP_WRITE:
-            if step.count == 1:
+            if index >= 0:
+                io_uring_prep_write_fixed(sqe, self.sqe_fd, step.iov.iov_base,
+                                          <unsigned> step.iov.iov_len, step.offset, index)
+            elif step.count == 1:
                 io_uring_prep_write(sqe, self.sqe_fd, step.iov.iov_base,
                                     <unsigned> step.iov.iov_len, step.offset)
             else:

@@ -66,7 +66,7 @@ class GuestSteps:
     def discard(self) -> None:
         with self._progress.step("blkdiscard frees space on the host") as step:
             before = self._disk.allocated()
-            self._run("blkdiscard -f /dev/vda")
+            self._run("/usr/bin/blkdiscard -f /dev/vda")
             after = self._disk.allocated()
             _expect(after < before // 4, f"the image occupies {after} bytes, before {before}")
             step.result = f"{before / 2**20:.0f} MiB -> {after / 2**20:.0f} MiB"

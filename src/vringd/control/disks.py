@@ -37,6 +37,7 @@ def open_backend(options: BlockdevOptions, *, workers: int = 16) -> BlockBackend
             read_only=options.read_only,
             auto_read_only=options.auto_read_only,
             locking_mode="off" if options.force_share else options.locking,
+            registered_buffers=options.registered_buffers,
             workers=workers,
         )
     except InUseError as error:

@@ -33,6 +33,7 @@ class ManagedThread:
         self.thread = thread
         self.on_broken: dict[int, Callable[[str], None]] = {}
         self._waiting: dict[int, asyncio.Future[int]] = {}
+        self._told_buffers = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -108,6 +109,13 @@ class ManagedThread:
         except IOThreadError:
             del self.on_broken[id(queue)]
             raise
+        if self.thread.buffer_error and not self._told_buffers:
+            self._told_buffers = True
+            logger.warning(
+                "IOThread %s: cannot register all guest memory (%s); requests go without",
+                self.name,
+                os.strerror(self.thread.buffer_error),
+            )
 
     async def detach(self, queue: Virtqueue) -> None:
         """Drain queue and take it back."""

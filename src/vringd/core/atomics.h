@@ -115,6 +115,12 @@ static inline void *vr_exchange_ptr(void **p, void *v)
     return __atomic_exchange_n(p, v, __ATOMIC_ACQ_REL);
 }
 
+/* Whether a list that others push to has anything: who takes it orders by the exchange. */
+static inline void *vr_load_relaxed_ptr(void *const *p)
+{
+    return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
+
 static inline void *vr_load_acquire_ptr(void *const *p)
 {
     return __atomic_load_n(p, __ATOMIC_ACQUIRE);

@@ -2,6 +2,7 @@
 
 from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
+from vringd.core.buffers cimport BufferTable
 from vringd.core.poller cimport Poller
 from vringd.core.vring cimport Message, Request, Vring
 
@@ -23,6 +24,7 @@ cdef struct ThreadState:        # of one IOThread; only its thread touches it, b
     uint32_t draining           # queues being detached
     uint64_t file_slots         # bits of the registered files in use
     uint8_t files_registered    # 1: the table exists; 2: the kernel refused it
+    BufferTable buffers         # guest memory registered with the ring
     uint8_t stopping
     uint8_t polls_rings         # some queue has no kick eventfd
     char thread_name[16]
@@ -47,6 +49,7 @@ cdef class QueueHandler:
 
 cdef class Channel:
     cdef ThreadState *thread    # set while started
+    cdef bint wants_buffers     # guest memory of its queues is to be registered with the ring
     cdef int start(self) noexcept nogil
     cdef bint stop(self) noexcept nogil
     cdef void submit(self, Request *req) noexcept nogil

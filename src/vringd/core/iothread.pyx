@@ -8,16 +8,19 @@ through two lists of messages and learns of answers by `event_fd`.
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
+from vringd.core.buffers cimport drop_buffers, use_buffers
 from vringd.core.channel cimport Channel, QueueHandler, ThreadState
 from vringd.core.coalescing cimport may_wait, note_popped
+from vringd.core.memory cimport MemoryMap
 from vringd.core.poller cimport (
     TAG_CHANNEL, TAG_KICK, TAG_MASK, TAG_REQUEST, TAG_WAKE, EpollPoller, Event, Poller,
     UringPoller)
 from vringd.core.sys cimport (
-    ECANCELED, EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_NAME, SIG_SETMASK, SIGBUS, SIGFPE, SIGILL,
-    SIGSEGV, alloc_lines, close, errno, eventfd, prctl, pthread_create, pthread_join, pthread_sigmask, read,
-    sigdelset, sigfillset, sigset_t, vr_count_u64, vr_exchange_ptr, vr_gettid,
-    vr_load_relaxed_u64, vr_now_ns, vr_push_ptr, vr_relax, write)
+    ECANCELED, EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_NAME, SIGBUS, SIGFPE, SIGILL, SIGSEGV,
+    SIG_SETMASK, alloc_lines, close, errno, eventfd, prctl, pthread_create, pthread_join,
+    pthread_sigmask, read, sigdelset, sigfillset, sigset_t, vr_count_u64, vr_exchange_ptr,
+    vr_gettid, vr_load_relaxed_ptr, vr_load_relaxed_u64, vr_now_ns, vr_push_ptr, vr_relax,
+    vr_store_relaxed_u64, write)
 from vringd.core.virtqueue cimport (
     Virtqueue, vring_disable_notification, vring_enable_notification, vring_has_work, vring_pop,
     vring_publish, vring_should_notify)
@@ -103,6 +106,10 @@ cdef void note_poll_mode(ThreadState *t) noexcept nogil:
             t.polls_rings = 1
 
 
+cdef inline bint wants_buffers(Vring *q) noexcept nogil:
+    return q.channel != NULL and (<Channel> q.channel).wants_buffers
+
+
 cdef int attach(ThreadState *t, Message *message) noexcept nogil:
     cdef Vring *q = <Vring *> message.queue
     cdef int rc = append(<void ***> &t.queues, &t.queue_count, q)
@@ -121,6 +128,8 @@ cdef int attach(ThreadState *t, Message *message) noexcept nogil:
             remove(<void **> t.queues, &t.queue_count, q)
             return rc
         q.watched = 1
+    if wants_buffers(q):
+        use_buffers(&t.buffers, (<Poller> t.poller).ring, q.memory)
     note_poll_mode(t)
     return 0
 
@@ -158,6 +167,8 @@ cdef bint finish_detaches(ThreadState *t) noexcept nogil:
             i -= 1
             t.draining -= 1
             q.draining = 0
+            if wants_buffers(q):
+                drop_buffers(&t.buffers, (<Poller> t.poller).ring, q.memory)
             q.own_clock = t.now
             q.clock = &q.own_clock
             note_poll_mode(t)
@@ -165,10 +176,15 @@ cdef bint finish_detaches(ThreadState *t) noexcept nogil:
     return waiting
 
 
-cdef void update(Message *message) noexcept nogil:
+cdef void update(ThreadState *t, Message *message) noexcept nogil:
     cdef Vring *q = <Vring *> message.queue
+    cdef MemoryMap *before = q.memory
     cdef bint called = message.setup.call_fd != q.call_fd
     install_setup(q, &message.setup)
+    if q.memory != before and wants_buffers(q):
+        # First use, then drop: regions that stay are not registered anew.
+        use_buffers(&t.buffers, (<Poller> t.poller).ring, q.memory)
+        drop_buffers(&t.buffers, (<Poller> t.poller).ring, before)
     if called:
         # Whatever was to be told through the old eventfd, the driver looks again now.
         interrupt(q)
@@ -185,7 +201,7 @@ cdef void handle_messages(ThreadState *t) noexcept nogil:
         elif message.kind == DETACH:
             begin_detach(t, message)
         elif message.kind == UPDATE:
-            update(message)
+            update(t, message)
             answer(t, message, 0)
         elif message.kind == ADD_CHANNEL:
             rc = append(&t.channels, &t.channel_count, message.channel)
@@ -312,16 +328,21 @@ cdef inline void end_turn(ThreadState *t, bint sleeping) noexcept nogil:
 
 cdef void adjust_polling(ThreadState *t, uint64_t idle_ns) noexcept nogil:
     """QEMU's rule: aim at spins a little longer than the wait, give up when waits are long."""
-    if idle_ns <= t.poll_ns:
+    cdef uint64_t most = vr_load_relaxed_u64(&t.poll_max_ns)
+    cdef uint64_t spin = t.poll_ns
+    if most == 0:
+        spin = 0
+    elif idle_ns <= spin:
         return
-    if idle_ns > t.poll_max_ns:
-        t.poll_ns = t.poll_ns // t.poll_shrink if t.poll_shrink else 0
-    elif t.poll_ns < t.poll_max_ns:
-        if t.poll_ns == 0:
-            t.poll_ns = FIRST_POLL_NS
+    elif idle_ns > most:
+        spin = spin // t.poll_shrink if t.poll_shrink else 0
+    elif spin < most:
+        if spin == 0:
+            spin = FIRST_POLL_NS
         else:
-            t.poll_ns *= t.poll_grow if t.poll_grow else 2
-        t.poll_ns = min(t.poll_ns, t.poll_max_ns)
+            spin *= t.poll_grow if t.poll_grow else 2
+        spin = min(spin, most)
+    vr_store_relaxed_u64(&t.poll_ns, spin)      # read by counters()
 
 
 cdef void run(ThreadState *t) noexcept nogil:
@@ -336,10 +357,10 @@ cdef void run(ThreadState *t) noexcept nogil:
     while True:
         vr_count_u64(&t.turns, 1)
         worked = 0
-        if t.inbox != NULL:
+        if vr_load_relaxed_ptr(&t.inbox) != NULL:
             handle_messages(t)
             worked = 1
-        if t.remote != NULL:
+        if vr_load_relaxed_ptr(&t.remote) != NULL:
             finish_remote(t)
             worked = 1
         for i in range(t.queue_count):
@@ -388,7 +409,8 @@ cdef void run(ThreadState *t) noexcept nogil:
             if not (t.queues[i].draining or t.queues[i].broken or not t.queues[i].enabled):
                 if vring_enable_notification(t.queues[i]):
                     again = True
-        if again or t.inbox != NULL or t.remote != NULL:
+        if (again or vr_load_relaxed_ptr(&t.inbox) != NULL
+                or vr_load_relaxed_ptr(&t.remote) != NULL):
             continue
         timeout = -1 if deadline == 0 else <int64_t> (deadline - t.now)
         if t.polls_rings and (timeout < 0 or timeout > POLL_MODE_SLEEP_NS):
@@ -399,7 +421,7 @@ cdef void run(ThreadState *t) noexcept nogil:
         if count < 0:
             t.error = count
             return
-        if count and t.poll_max_ns:
+        if count and (t.poll_ns or vr_load_relaxed_u64(&t.poll_max_ns)):
             adjust_polling(t, t.now - idle_since)
         idle_since = 0
         dispatch(t, events, count)
@@ -489,6 +511,7 @@ cdef class IOThread:
             for fd in (self.state.wake_fd, self.state.ack_fd):
                 if fd >= 0:
                     close(fd)
+            free(self.state.buffers.buffers)
             free(self.state.queues)
             free(self.state.channels)
             free(self.state)
@@ -596,10 +619,8 @@ cdef class IOThread:
 
     def set_polling(self, uint64_t max_ns):
         """Change poll-max-ns of a running thread."""
-        # A word of its own; the thread may see the old value for one more sleep.
-        self.state.poll_max_ns = max_ns
-        if max_ns == 0:
-            self.state.poll_ns = 0
+        # A word of its own; the thread looks at it after its next sleep.
+        vr_store_relaxed_u64(&self.state.poll_max_ns, max_ns)
 
     # ---- answers ------------------------------------------------------------------------------
 
@@ -650,6 +671,11 @@ cdef class IOThread:
     def tid(self):
         """The kernel's thread id."""
         return self.state.tid
+
+    @property
+    def buffer_error(self):
+        """Why some guest memory could not be registered with the ring: an errno, or 0."""
+        return -self.state.buffers.error
 
     @property
     def error(self):

@@ -25,6 +25,7 @@ cdef extern from "atomics.h" nogil:
     void vr_count_u64(void *p, uint64_t n) noexcept
     void vr_or_relaxed_u8(void *p, uint8_t bits) noexcept
     void *vr_exchange_ptr(void **p, void *v) noexcept
+    void *vr_load_relaxed_ptr(void **p) noexcept
     void *vr_load_acquire_ptr(void **p) noexcept
     void vr_push_ptr(void **head, void *entry, void **next_of_entry) noexcept
     void vr_fence_full() noexcept
@@ -261,8 +262,9 @@ cdef extern from "<liburing.h>" nogil:
     int io_uring_register_files_sparse(io_uring *ring, unsigned nr)
     int io_uring_register_files_update(io_uring *ring, unsigned off, const int *files,
                                        unsigned nr)
-    int io_uring_register_buffers(io_uring *ring, const iovec *iovecs, unsigned nr)
-    int io_uring_unregister_buffers(io_uring *ring)
+    int io_uring_register_buffers_sparse(io_uring *ring, unsigned nr)
+    int io_uring_register_buffers_update_tag(io_uring *ring, unsigned off, const iovec *iovecs,
+                                             const unsigned long long *tags, unsigned nr)
     void io_uring_prep_poll_multishot(io_uring_sqe *sqe, int fd, unsigned mask)
     void io_uring_prep_poll_remove(io_uring_sqe *sqe, uint64_t user_data)
     void io_uring_prep_cancel64(io_uring_sqe *sqe, uint64_t user_data, int flags)

@@ -29,7 +29,7 @@ ENGINES = pytest.mark.parametrize(
             id="io_uring",
             marks=pytest.mark.skipif(
                 not io_uring_available(),
-                reason="io_uring is forbidden here: allow it in seccomp and kernel.io_uring_disabled",
+                reason="io_uring is forbidden here (seccomp or kernel.io_uring_disabled)",
             ),
         ),
         pytest.param(False, id="epoll"),
