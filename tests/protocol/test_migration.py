@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Iterator
 
 import pytest
 
+from vringd.core.inflight import InflightBuffer
 from vringd.testing.driver import DriverQueue
-from vringd.testing.frontend import Disconnected, Frontend, RefusedByBackend, RingSpec
+from vringd.testing.frontend import (
+    Disconnected,
+    Frontend,
+    InflightArea,
+    RefusedByBackend,
+    RingSpec,
+)
 from vringd.testing.memory import GuestRam
 from vringd.vhost_user.wire import VHOST_F_LOG_ALL, InflightDescription, Request
 
@@ -207,7 +215,9 @@ def test_ring_that_the_inflight_buffer_has_no_room_for_is_not_tracked(
 ) -> None:
     caplog.set_level("INFO", "vringd.vhost_user")
     negotiated.add_ram(ram)
-    area = negotiated.get_inflight(1, 8)
+    foreign = InflightBuffer.create(1, 8, False)
+    description = InflightDescription(foreign.mmap_size, foreign.mmap_offset, 1, 8)
+    area = InflightArea(os.dup(foreign.fd), description)
     try:
         negotiated.set_inflight(area)
         with DriverQueue(ram, 16) as larger, DriverQueue(ram, 8) as other:
@@ -217,6 +227,27 @@ def test_ring_that_the_inflight_buffer_has_no_room_for_is_not_tracked(
             assert echo(ram, other) == b"hello"
         assert "queue 0 has 16 entries, the inflight buffer is for 8: not tracked" in caplog.text
         assert set(os.pread(area.fd, area.description.mmap_size, 0)) == {0}
+    finally:
+        area.close()
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_larger_ring_than_the_front_end_asked_for_is_tracked(
+    frontend: Frontend, ram: GuestRam, packed: bool
+) -> None:
+    frontend.negotiate(features=~0 if packed else ~PACKED)
+    frontend.add_ram(ram)
+    area = frontend.get_inflight(2, 8)
+    assert area.description.queue_size == 8
+    try:
+        frontend.set_inflight(area)
+        with DriverQueue(ram, 256, packed=packed) as queue:
+            frontend.attach(1, queue, base=0x80008000 if packed else 0)
+            assert echo(ram, queue) == b"hello"
+        size = area.description.mmap_size
+        region = os.pread(area.fd, size // 2, size // 2)  # the second queue's
+        _features, version, entries = struct.unpack_from("<QHH", region)
+        assert (version, entries) == (1, 256)
     finally:
         area.close()
 

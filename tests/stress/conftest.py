@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,14 @@ def quick_switches() -> Iterator[None]:
     sys.setswitchinterval(0.0002)
     yield
     sys.setswitchinterval(before)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def first_thread() -> None:
+    """A sanitizer starts a thread of its own along with the first of the process."""
+    thread = threading.Thread()
+    thread.start()
+    thread.join()
 
 
 @pytest.fixture(autouse=True)

@@ -24,11 +24,8 @@ LOG_PAGE = 4096
 
 
 class WatchedQueue(DriverQueue):
-    """Remembers where the device may write for requests in flight, and where it did.
-
-    `watch` begins: what was added before may or may not be logged, what is added after and has
-    come back must be.
-    """
+    """Remembers where the device may have written since `logging_begins`, and where it must have
+    marked: everything that was added after `logging_is_on` and has come back."""
 
     def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)  # type: ignore[arg-type]
@@ -57,11 +54,14 @@ class WatchedQueue(DriverQueue):
                     self._certain |= pages(extents)
         return used
 
-    def watch(self) -> None:
+    def logging_begins(self) -> None:
+        with self._lock:
+            self._possible = set().union(*map(pages, self._flying.values()))
+
+    def logging_is_on(self) -> None:
         with self._lock:
             self._first = self._last + 1
             self._certain = set()
-            self._possible = set().union(*map(pages, self._flying.values()))
 
     def verdict(self) -> tuple[set[int], set[int]]:
         """Pages that must, and that may be marked."""
@@ -146,11 +146,11 @@ def test_the_log_is_exact_while_it_is_on_and_untouched_while_it_is_off(
         ring_pages = set().union(*(device_parts(queue.layout) for queue in machine.queues))
         for _ in range(4):
             for queue in machine.queues:
-                queue.watch()
+                queue.logging_begins()
             bitmap.clear()
             machine.frontend.set_logging(True)
             for queue in machine.queues:
-                queue.watch()
+                queue.logging_is_on()
             machine.assert_alive()
             time.sleep(seconds / 8)
             verdicts = [queue.verdict() for queue in machine.queues]

@@ -4,6 +4,7 @@ from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
 
 from vringd.core.buffers cimport BufferTable
 from vringd.core.poller cimport Poller
+from vringd.core.polling cimport PollPolicy
 from vringd.core.vring cimport Message, Request, Vring
 
 
@@ -31,11 +32,7 @@ cdef struct ThreadState:        # of one IOThread; only its thread touches it, b
     int tid
     Message last_words          # FAILED
     int error                   # why the thread ended, a negative errno
-    # ---- adaptive polling
-    uint64_t poll_max_ns
-    uint64_t poll_grow          # 0: 2
-    uint64_t poll_shrink        # 0: at once to 0
-    uint64_t poll_ns            # how long the next idle spin may last
+    PollPolicy polling
     # ---- counters: written here, read anywhere
     uint64_t turns
     uint64_t sleeps

@@ -69,5 +69,5 @@ cdef inline DescStateSplit *split_states(InflightSplit *region) noexcept nogil:
 
 
 cdef inline DescStatePacked *packed_states(InflightPacked *region) noexcept nogil:
-    # sizeof(InflightPacked) is 40: 33 bytes of fields, padded to the alignment of features.
+    # sizeof(InflightPacked) is 32: 29 bytes of fields, padded to the alignment of features.
     return <DescStatePacked *> (<uint8_t *> region + sizeof(InflightPacked))

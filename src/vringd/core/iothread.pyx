@@ -15,6 +15,7 @@ from vringd.core.memory cimport MemoryMap
 from vringd.core.poller cimport (
     TAG_CHANNEL, TAG_KICK, TAG_MASK, TAG_REQUEST, TAG_WAKE, EpollPoller, Event, Poller,
     UringPoller)
+from vringd.core.polling cimport adjust_spin, note_requests, spin_time
 from vringd.core.sys cimport (
     ECANCELED, EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_NAME, SIGBUS, SIGFPE, SIGILL, SIGSEGV,
     SIG_SETMASK, alloc_lines, close, errno, eventfd, prctl, pthread_create, pthread_join,
@@ -36,7 +37,6 @@ cdef enum:
     PUBLISH_AFTER = 4           # completions that a driver which is looking sees before the rest
     POP_BUDGET = 256            # requests of one queue in one turn, so that no queue starves others
     EVENT_ROOM = 128
-    FIRST_POLL_NS = 4000        # where growing starts (QEMU's value)
     POLL_MODE_SLEEP_NS = 50000  # longest sleep while some queue has no kick eventfd
 
 
@@ -326,37 +326,18 @@ cdef inline void end_turn(ThreadState *t, bint sleeping) noexcept nogil:
             tell(t, &q.broken_message)
 
 
-cdef void adjust_polling(ThreadState *t, uint64_t idle_ns) noexcept nogil:
-    """QEMU's rule: aim at spins a little longer than the wait, give up when waits are long."""
-    cdef uint64_t most = vr_load_relaxed_u64(&t.poll_max_ns)
-    cdef uint64_t spin = t.poll_ns
-    if most == 0:
-        spin = 0
-    elif idle_ns <= spin:
-        return
-    elif idle_ns > most:
-        spin = spin // t.poll_shrink if t.poll_shrink else 0
-    elif spin < most:
-        if spin == 0:
-            spin = FIRST_POLL_NS
-        else:
-            spin *= t.poll_grow if t.poll_grow else 2
-        spin = min(spin, most)
-    vr_store_relaxed_u64(&t.poll_ns, spin)      # read by counters()
-
-
 cdef void run(ThreadState *t) noexcept nogil:
     """The thread's life: turns until it is told to stop."""
     cdef Event events[EVENT_ROOM]
-    cdef uint64_t idle_since = 0, deadline, due, after
+    cdef uint64_t idle_since = 0, deadline, due, after, spin_ns
     cdef int64_t timeout
-    cdef uint32_t i, worked
+    cdef uint32_t i, worked, served, popped
     cdef bint again
     cdef int count
     t.now = vr_now_ns()
     while True:
         vr_count_u64(&t.turns, 1)
-        worked = 0
+        worked = served = 0
         if vr_load_relaxed_ptr(&t.inbox) != NULL:
             handle_messages(t)
             worked = 1
@@ -364,8 +345,10 @@ cdef void run(ThreadState *t) noexcept nogil:
             finish_remote(t)
             worked = 1
         for i in range(t.queue_count):
-            t.queues[i].served = serve(t.queues[i]) != 0
-            worked += t.queues[i].served
+            popped = serve(t.queues[i])
+            t.queues[i].served = popped != 0
+            served += popped
+        worked += served
         deadline = 0
         for i in range(t.channel_count):
             (<Channel> t.channels[i]).flush()
@@ -378,6 +361,9 @@ cdef void run(ThreadState *t) noexcept nogil:
                 if t.queues[i].served:
                     settle_fresh(t.queues[i], after - t.now)
         t.now = after
+        if served:
+            note_requests(&t.polling, after, served)
+        spin_ns = spin_time(&t.polling)
         count = 0
         if (<Poller> t.poller).pending():
             count = (<Poller> t.poller).wait(0, events, EVENT_ROOM)
@@ -385,11 +371,11 @@ cdef void run(ThreadState *t) noexcept nogil:
                 t.error = count
                 return
             dispatch(t, events, count)
-        end_turn(t, t.poll_ns == 0 or t.draining != 0)
+        end_turn(t, spin_ns == 0 or t.draining != 0)
         if t.draining and not finish_detaches(t):
             worked = 1
         if worked or count:
-            if idle_since and t.poll_ns:
+            if idle_since and spin_ns:
                 vr_count_u64(&t.spins_won, 1)
             idle_since = 0
             continue
@@ -400,7 +386,7 @@ cdef void run(ThreadState *t) noexcept nogil:
         # ---- nothing to do: spin for a while, then sleep
         if idle_since == 0:
             idle_since = t.now
-        if t.now - idle_since < t.poll_ns:
+        if t.now - idle_since < spin_ns:
             vr_relax()
             continue
         end_turn(t, True)
@@ -421,8 +407,8 @@ cdef void run(ThreadState *t) noexcept nogil:
         if count < 0:
             t.error = count
             return
-        if count and (t.poll_ns or vr_load_relaxed_u64(&t.poll_max_ns)):
-            adjust_polling(t, t.now - idle_since)
+        if count:
+            adjust_spin(&t.polling, t.now - idle_since)
         idle_since = 0
         dispatch(t, events, count)
         end_turn(t, False)
@@ -494,8 +480,8 @@ cdef class IOThread:
         self.poller = UringPoller() if use_io_uring else EpollPoller()
         self.engine = "io_uring" if use_io_uring else "epoll"
         self.state.poller = <void *> self.poller
-        self.state.poll_max_ns = poll_max_ns
-        self.state.poll_grow, self.state.poll_shrink = poll_grow, poll_shrink
+        self.state.polling.max_ns = poll_max_ns
+        self.state.polling.grow, self.state.polling.shrink = poll_grow, poll_shrink
         short = name.encode()[:15]
         for i in range(len(short)):
             self.state.thread_name[i] = short[i]
@@ -620,7 +606,7 @@ cdef class IOThread:
     def set_polling(self, uint64_t max_ns):
         """Change poll-max-ns of a running thread."""
         # A word of its own; the thread looks at it after its next sleep.
-        vr_store_relaxed_u64(&self.state.poll_max_ns, max_ns)
+        vr_store_relaxed_u64(&self.state.polling.max_ns, max_ns)
 
     # ---- answers ------------------------------------------------------------------------------
 
@@ -683,10 +669,12 @@ cdef class IOThread:
         return -self.state.error
 
     def counters(self):
-        """A dict: turns, sleeps, spins_won (idle spins that found work) and poll_ns (now)."""
+        """A dict: turns, sleeps, spins_won (idle spins that found work), poll_ns (how long the
+        thread spins now) and poll_sleeps (1: measured to be better asleep at once)."""
         return {
             "turns": vr_load_relaxed_u64(&self.state.turns),
             "sleeps": vr_load_relaxed_u64(&self.state.sleeps),
             "spins_won": vr_load_relaxed_u64(&self.state.spins_won),
-            "poll_ns": vr_load_relaxed_u64(&self.state.poll_ns),
+            "poll_ns": vr_load_relaxed_u64(&self.state.polling.spin_ns),
+            "poll_sleeps": vr_load_relaxed_u64(&self.state.polling.sleeps),
         }

@@ -18,8 +18,9 @@ from vringd.core.sys cimport (
     vr_load_relaxed_u16, vr_store_relaxed_u16, vr_store_relaxed_u32, vr_store_release_u16,
     vr_likely, vr_unlikely, vring_packed_desc)
 from vringd.core.vring cimport (
-    BROKEN_EMPTY_CHAIN, BROKEN_HEAD_BUSY, BROKEN_INDIRECT, BROKEN_LOOP, Request, Vring,
-    add_segment, begin_request, break_ring, faulted, log_written)
+    BROKEN_EMPTY_CHAIN, BROKEN_HEAD_BUSY, BROKEN_INDIRECT, BROKEN_LOOP, BROKEN_TOO_MANY,
+    MAX_DESCRIPTORS, Request, Vring, add_segment, begin_request, break_ring, faulted,
+    log_written)
 
 
 cdef enum:
@@ -44,6 +45,10 @@ cdef inline bint add_table(Vring *q, Request *req, uint64_t addr, uint32_t lengt
     table = <vring_packed_desc *> translate(q.memory, addr, length, &q.table_hint)
     if table == NULL:
         break_ring(q, BROKEN_INDIRECT)
+        return False
+    if length // sizeof(vring_packed_desc) > MAX_DESCRIPTORS:
+        # A table of empty buffers must not occupy the thread.
+        break_ring(q, BROKEN_TOO_MANY)
         return False
     for i in range(length // <uint32_t> sizeof(vring_packed_desc)):
         memcpy(&desc, &table[i], sizeof(vring_packed_desc))

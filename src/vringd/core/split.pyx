@@ -12,12 +12,17 @@ from vringd.core.memory cimport mark_dirty, translate
 from vringd.core.sys cimport (
     VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
     VRING_USED_F_NO_NOTIFY, vr_fence_compiler, vr_fence_full, vr_load_acquire_u16,
-    vr_load_relaxed_u16, vr_store_relaxed_u16, vr_store_relaxed_u32, vr_store_release_u16,
+    vr_load_relaxed_u16, vr_load_relaxed_u64, vr_prefetch, vr_store_relaxed_u16, vr_store_relaxed_u32, vr_store_release_u16,
     vr_likely, vr_unlikely, vring_desc)
 from vringd.core.vring cimport (
     BROKEN_AVAIL_INDEX, BROKEN_EMPTY_CHAIN, BROKEN_HEAD, BROKEN_HEAD_BUSY, BROKEN_INDIRECT,
-    BROKEN_LOOP, BROKEN_NEXT, Request, Vring, add_segment, begin_request, break_ring, faulted,
-    log_written)
+    BROKEN_LOOP, BROKEN_NEXT, BROKEN_TOO_MANY, MAX_DESCRIPTORS, Request, Vring, add_segment,
+    begin_request, break_ring, faulted, log_written)
+
+
+cdef enum:
+    DESCRIPTORS_AHEAD = 16      # chains whose descriptors are being fetched while one is handled
+    BUFFERS_AHEAD = 8
 
 
 cdef inline bint walk(Vring *q, Request *req, vring_desc *table, uint32_t count,
@@ -53,6 +58,9 @@ cdef inline bint walk(Vring *q, Request *req, vring_desc *table, uint32_t count,
         if seen >= count:       # count descriptors were visited, so one would be visited twice
             break_ring(q, BROKEN_LOOP)
             return False
+        if seen == MAX_DESCRIPTORS:     # a table of empty buffers must not occupy the thread
+            break_ring(q, BROKEN_TOO_MANY)
+            return False
         index = desc.next
 
 
@@ -61,12 +69,41 @@ cdef bint walk_indirect(Vring *q, Request *req, vring_desc *table,
     return walk(q, req, table, count, 0, True)
 
 
+cdef inline void prefetch_descriptor(Vring *q, uint16_t position) noexcept nogil:
+    """Have the first descriptor of an available chain fetched from the driver's core."""
+    cdef uint16_t head = vr_load_relaxed_u16(&q.avail[2 + (position & q.mask)])
+    if head < q.size:
+        vr_prefetch(&q.desc[head])
+        vr_prefetch(&q.requests[head])
+
+
+cdef inline void prefetch_buffer(Vring *q, uint16_t position) noexcept nogil:
+    """The same for the first buffer of a chain (a header or an indirect table), whose descriptor
+    has arrived by now. What is read here is not checked, and not used for anything else."""
+    cdef uint16_t head = vr_load_relaxed_u16(&q.avail[2 + (position & q.mask)])
+    cdef uint8_t *buffer
+    if head < q.size:
+        buffer = translate(q.memory, vr_load_relaxed_u64(&q.desc[head].addr), 16, &q.header_hint)
+        if buffer != NULL:
+            vr_prefetch(buffer)
+
+
+cdef void prefetch_batch(Vring *q, uint16_t count) noexcept nogil:
+    """count chains have just become available: start fetching the first ones together. One
+    transfer between cores takes longer than all the work for a request, but many overlap."""
+    cdef uint16_t i
+    for i in range(min(count, <uint16_t> DESCRIPTORS_AHEAD)):
+        prefetch_descriptor(q, <uint16_t> (q.last_avail + i))
+    for i in range(min(count, <uint16_t> BUFFERS_AHEAD)):
+        prefetch_buffer(q, <uint16_t> (q.last_avail + i))
+
+
 cdef Request *split_pop(Vring *q) noexcept nogil:
     """The next available chain, or NULL: nothing is available, or the ring is broken."""
     cdef Request *req
     cdef InflightSplit *inflight
     cdef DescStateSplit *state
-    cdef uint16_t head, available
+    cdef uint16_t head, available, left
     if vr_unlikely(q.resubmit_next < q.resubmit_count):
         head = q.resubmit[q.resubmit_next]
         req = &q.requests[head]
@@ -83,6 +120,8 @@ cdef Request *split_pop(Vring *q) noexcept nogil:
                 break_ring(q, BROKEN_AVAIL_INDEX)
                 return NULL
             q.avail_seen = available
+            if <uint16_t> (available - q.last_avail) > 1:
+                prefetch_batch(q, <uint16_t> (available - q.last_avail))
         head = vr_load_relaxed_u16(&q.avail[2 + (q.last_avail & q.mask)])
         if vr_unlikely(head >= q.size):
             break_ring(q, BROKEN_HEAD)
@@ -92,6 +131,11 @@ cdef Request *split_pop(Vring *q) noexcept nogil:
             break_ring(q, BROKEN_HEAD_BUSY)
             return NULL
         q.last_avail = <uint16_t> (q.last_avail + 1)
+        left = <uint16_t> (q.avail_seen - q.last_avail)
+        if left >= DESCRIPTORS_AHEAD:
+            prefetch_descriptor(q, <uint16_t> (q.last_avail + DESCRIPTORS_AHEAD - 1))
+        if left >= BUFFERS_AHEAD:
+            prefetch_buffer(q, <uint16_t> (q.last_avail + BUFFERS_AHEAD - 1))
         if q.inflight != NULL:
             inflight = <InflightSplit *> q.inflight
             state = &split_states(inflight)[head]

@@ -14,6 +14,7 @@ cdef enum:
     INLINE_IOVECS = 6           # as many as a request of 4 data segments needs
     MAX_IOVECS = 1026           # header, status and IOV_MAX data segments
     MAX_QUEUE_SIZE = 1024       # entries that we accept; virtio allows 32768
+    MAX_DESCRIPTORS = 32768     # of one chain, empty ones included: the largest ring of virtio
 
 
 cdef enum Broken:               # why a ring is not served any more; texts in vring.pyx
@@ -145,7 +146,8 @@ cdef struct Vring:
     uint32_t table_hint         # last hits of address look-ups: indirect tables
     uint32_t header_hint        # buffers of at most 16 bytes: headers and status bytes
     uint32_t data_hint
-    uint32_t faults_seen
+    uint32_t faults_seen        # *faults when the mappings were last found sound
+    uint32_t *faults            # SIGBUS faults of the process
     # ---- packed and in-order bookkeeping
     uint16_t *free_slots        # packed: stack of free request slots
     uint16_t free_count
@@ -193,9 +195,8 @@ cdef void install_setup(Vring *q, RingSetup *setup) noexcept nogil
 cdef void interrupt(Vring *q) noexcept nogil
 cdef void break_ring(Vring *q, int reason) noexcept nogil
 cdef bint grow_iovecs(Request *req) noexcept nogil
-cdef bint faulted(Vring *q) noexcept nogil
+cdef bint look_for_fault(Vring *q) noexcept nogil
 cdef void log_written(Vring *q, Request *req) noexcept nogil
-cdef uint32_t faults_now() noexcept nogil
 cdef const char *broken_text(int reason) noexcept nogil
 
 
@@ -228,6 +229,11 @@ cdef inline bint add_segment(Vring *q, Request *req, uint64_t addr, uint32_t len
     else:
         req.out_iovs += <uint32_t> n
     return True
+
+
+cdef inline bint faulted(Vring *q) noexcept nogil:
+    """Whether a mapping that the ring uses met a SIGBUS; the ring is broken then."""
+    return vr_load_relaxed_u32(q.faults) != q.faults_seen and look_for_fault(q)
 
 
 cdef inline void begin_request(Vring *q, Request *req) noexcept nogil:

@@ -51,7 +51,8 @@ cdef void install_setup(Vring *q, RingSetup *setup) noexcept nogil:
     q.call_fd, q.call_blocks, q.enabled = setup.call_fd, setup.call_blocks, setup.enabled
     # A hint may be beyond a shorter map.
     q.table_hint = q.header_hint = q.data_hint = 0
-    q.faults_seen = faults_now() - 1    # so that the next pop looks at the new mappings
+    q.faults = fault_count()
+    q.faults_seen = vr_load_relaxed_u32(q.faults) - 1   # so that the next pop looks at the new mappings
 
 
 cdef void break_ring(Vring *q, int reason) noexcept nogil:
@@ -85,16 +86,9 @@ cdef bint grow_iovecs(Request *req) noexcept nogil:
     return True
 
 
-cdef uint32_t faults_now() noexcept nogil:
-    return vr_load_relaxed_u32(fault_count())
-
-
-cdef bint faulted(Vring *q) noexcept nogil:
+cdef bint look_for_fault(Vring *q) noexcept nogil:
     """Some mapping of the process met a SIGBUS since the last look: was it one of ours?"""
-    cdef uint32_t now = faults_now()
-    if now == q.faults_seen:
-        return False
-    q.faults_seen = now
+    q.faults_seen = vr_load_relaxed_u32(q.faults)
     if (map_broken(q.memory)
             or (q.log_broken != NULL and vr_load_relaxed_u32(q.log_broken))
             or (q.inflight_broken != NULL and vr_load_relaxed_u32(q.inflight_broken))):

@@ -36,8 +36,9 @@ class ServedDisk:
     """The options that serve the raw file `image` as one vhost-user-blk device.
 
     `node` and `export` hold more options of the block node and of the export, with QEMU's
-    names (``{"cache.direct": "on"}``). The socket is ``NAME.sock`` in `folder`, whose path must
-    be short. Give it, alone or with others, to :class:`Vringd`.
+    names (``{"cache.direct": "on"}``); `iothreads` is None if they map the queues. The socket is
+    ``NAME.sock`` in `folder`, whose path must be short. Give it, alone or with others, to
+    :class:`Vringd`.
     """
 
     def __init__(
@@ -47,11 +48,12 @@ class ServedDisk:
         *,
         name: str = "disk",
         num_queues: int = 1,
-        iothreads: int = 1,
+        iothreads: int | None = 1,
         writable: bool = True,
         node: Mapping[str, str] | None = None,
         export: Mapping[str, str] | None = None,
     ) -> None:
+        self.name = name
         self.image = image
         self.socket = folder / f"{name}.sock"
         node_options = {
@@ -69,7 +71,7 @@ class ServedDisk:
             "num-queues": str(num_queues),
             "addr.type": "unix",
             "addr.path": str(self.socket),
-            "iothreads": str(iothreads),
+            **({} if iothreads is None else {"iothreads": str(iothreads)}),
             **(export or {}),
         }
         self.arguments = (

@@ -274,8 +274,11 @@ class Messages:
 
     async def _get_inflight_fd(self, message: Message) -> Reply:
         wanted = self._inflight(message)
+        # Room for the largest rings: QEMU 10 asks for what its option queue-size says (128),
+        # and its drivers make rings of 1024 entries all the same.
+        entries = self._host.max_queue_size
         try:
-            buffer = InflightBuffer.create(wanted.num_queues, wanted.queue_size, self._packed)
+            buffer = InflightBuffer.create(wanted.num_queues, entries, self._packed)
         except (ValueError, OverflowError, OSError) as error:
             raise RefusedError(str(error)) from error
         self._rings.inflight = buffer
@@ -293,7 +296,7 @@ class Messages:
                 given.mmap_size,
                 given.mmap_offset,
                 given.num_queues,
-                given.queue_size,
+                self._inflight_entries(given),
                 self._packed,
             )
         except (ValueError, OverflowError, OSError) as error:
@@ -302,6 +305,18 @@ class Messages:
     @property
     def _packed(self) -> bool:
         return bool(self._rings.features & VIRTIO_F_RING_PACKED)
+
+    def _inflight_entries(self, given: InflightDescription) -> int:
+        """Entries for each queue, by the size of the buffer: we make them larger than asked for.
+
+        Another one's, of any other size, has as many as its description says. The first fit is
+        the only one, since regions of different powers of two differ in size.
+        """
+        for entries in (1 << bits for bits in range(16)):
+            region = InflightBuffer.region_size(entries, self._packed)
+            if entries > given.queue_size and given.num_queues * region == given.mmap_size:
+                return entries
+        return given.queue_size
 
     def _inflight(self, message: Message) -> InflightDescription:
         inflight = InflightDescription.unpack(message.payload)

@@ -233,8 +233,8 @@ class Rings:
     def _inflight_for(self, vring: Vring) -> InflightBuffer | None:
         """The inflight buffer, if it has room for this ring.
 
-        It may have not: QEMU makes it for the queue size that it offers, and firmware has been
-        seen to set up a larger ring than that.
+        It may have not if another back-end has made it: QEMU asks for fewer entries than its
+        rings then have.
         """
         inflight = self.inflight
         if inflight is None or vring.index >= inflight.num_queues:

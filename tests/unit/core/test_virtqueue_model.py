@@ -34,6 +34,8 @@ class Buffer:
     chain: Chain | None = None
     data: bytes = b""
     written: int = 0
+    popped_as: int = -1  # the how-manyth chain that was popped; -1: none yet
+    again: bool = False  # in flight when a device died
     room: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,6 +85,8 @@ class RingAgainstDriver(RuleBasedStateMachine):
         self.pushed: list[Buffer] = []
         self.used: deque[Buffer] = deque()  # published, for the driver to take
         self.may_undo = False
+        self.count = 0  # chains popped
+        self.undecided = False  # something was published and `publish` not yet called
         self.told = False  # a first notification is unconditional
         self.quiet = False  # the driver asked not to be notified and has not taken it back
         self.sleepy = False  # the device asked for a kick, which has not come
@@ -126,9 +130,17 @@ class RingAgainstDriver(RuleBasedStateMachine):
         self.visible += self.added
         self.added.clear()
 
+    def commit(self) -> None:
+        """A packed ring's inflight buffer holds one batch: it is published before a pop."""
+        if self.inflight is not None and self.driver.packed and self.pushed:
+            self.used += self.pushed
+            self.pushed.clear()
+            self.undecided = True
+
     @rule(limit=st.sampled_from([1, 2, 100]))
     def pop(self, limit: int) -> None:
         for _ in range(limit):
+            self.commit()
             chain = self.queue.pop()
             assert self.queue.broken is None
             if not self.visible:
@@ -141,6 +153,9 @@ class RingAgainstDriver(RuleBasedStateMachine):
             assert chain.writable_size() == buffer.room
             assert chain.segments() == ([n for _, n in buffer.out], [n for _, n in buffer.in_])
             buffer.chain = chain
+            if buffer.popped_as < 0:
+                buffer.popped_as = self.count
+                self.count += 1
             self.popped.append(buffer)
             self.may_undo = True
 
@@ -149,6 +164,8 @@ class RingAgainstDriver(RuleBasedStateMachine):
     def undo(self) -> None:
         buffer = self.popped.pop()
         assert buffer.chain is not None
+        if not buffer.again:
+            self.commit()
         self.queue.undo_pop(buffer.chain)
         self.visible.appendleft(buffer)
         # In one row from the last pop backwards only.
@@ -170,7 +187,8 @@ class RingAgainstDriver(RuleBasedStateMachine):
 
     @rule()
     def publish(self) -> None:
-        fresh = len(self.pushed)
+        fresh = len(self.pushed) or self.undecided
+        self.undecided = False
         notify = self.queue.publish()
         if fresh and not self.told:
             assert notify
@@ -202,7 +220,7 @@ class RingAgainstDriver(RuleBasedStateMachine):
     @rule()
     def sleep_until_notified(self) -> None:
         """With something published the driver wakes up: `wait` raises if it is not told."""
-        if self.used:
+        if self.used and not self.undecided:
             assert self.driver.wait(0.0, grace=0.0)
         self.quiet = False
 
@@ -236,6 +254,28 @@ class RingAgainstDriver(RuleBasedStateMachine):
         self.queue = self.new_queue(self.queue.base)
         self.told = self.may_undo = self.sleepy = False
 
+    @precondition(lambda self: self.inflight is not None)
+    @rule()
+    def kill(self) -> None:
+        """The device dies; its successor gets the inflight buffer from the front-end."""
+        old = self.inflight
+        assert old is not None
+        size, packed = self.driver.size, self.driver.packed
+        self.inflight = InflightBuffer.map(old.fd, old.mmap_size, 0, 1, size, packed)
+        del self.queue
+        for buffer in self.popped + self.pushed:
+            buffer.again = True
+        begun = [b for b in self.visible if b.popped_as >= 0] + self.popped + self.pushed
+        begun.sort(key=lambda buffer: buffer.popped_as)
+        self.visible = deque(begun + [b for b in self.visible if b.popped_as < 0])
+        self.popped.clear()
+        self.pushed.clear()
+        self.queue = self.new_queue(0)
+        self.told = self.may_undo = self.sleepy = self.undecided = False
+        if self.used:
+            # The interrupt may have died with the device; the front-end looks again.
+            self.queue.notify()
+
     @invariant()
     def books_balance(self) -> None:
         if not hasattr(self, "driver"):
@@ -247,11 +287,12 @@ class RingAgainstDriver(RuleBasedStateMachine):
         published = len(self.visible) + len(self.popped) + len(self.pushed) + len(self.used)
         if not self.driver.packed:
             assert (self.driver.avail_idx - self.driver.last_used_idx) & 0xFFFF == published
-            assert self.queue.base == (self.driver.avail_idx - len(self.visible)) & 0xFFFF
+            waiting = sum(not buffer.again for buffer in self.visible)
+            assert self.queue.base == (self.driver.avail_idx - waiting) & 0xFFFF
 
 
 RingAgainstDriver.TestCase.settings = settings(
-    max_examples=120,
+    max_examples=250,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],

@@ -1,0 +1,39 @@
+# How long an IOThread that has nothing to do looks at its rings before it sleeps.
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+
+cdef struct PollPolicy:
+    # ---- how long to spin: QEMU's rule
+    uint64_t max_ns             # poll-max-ns; 0: never (the control plane may change it)
+    uint64_t grow               # poll-grow; 0: 2
+    uint64_t shrink             # poll-shrink; 0: at once to 0
+    uint64_t spin_ns            # its present answer (read by the control plane)
+    # ---- whether to spin: measured
+    uint64_t sleeps             # 1: the better way at present is to sleep at once (read likewise)
+    uint8_t trying              # the other way is being tried
+    uint8_t epochs              # finished epochs of the present measurement
+    uint64_t epoch_start        # ns
+    uint32_t requests           # in this epoch
+    uint64_t rate               # requests per second the present way
+    uint64_t trial_rate         # and in the trial
+    uint64_t next_trial         # ns
+    uint64_t trial_gap_ns       # doubles while trials change nothing
+
+
+cdef void end_epoch(PollPolicy *p, uint64_t now) noexcept nogil
+cdef void adjust_spin(PollPolicy *p, uint64_t idle_ns) noexcept nogil
+
+cdef enum:
+    EPOCH_NS = 4000000
+
+
+cdef inline uint64_t spin_time(const PollPolicy *p) noexcept nogil:
+    """Nanoseconds to spin before sleeping."""
+    return 0 if p.sleeps != p.trying else p.spin_ns
+
+
+cdef inline void note_requests(PollPolicy *p, uint64_t now, uint32_t count) noexcept nogil:
+    p.requests += count
+    if now - p.epoch_start >= EPOCH_NS:
+        end_epoch(p, now)
