@@ -45,9 +45,7 @@ class Device(BlkExport):
             queue_size=256,
             packed=packed,
         )
-        super().__init__(
-            options, backend, [threads[i % len(threads)] for i in range(num_queues)]
-        )
+        super().__init__(options, backend, [threads[i % len(threads)] for i in range(num_queues)])
         self.moves = 0
         self._all_threads = list(dict.fromkeys(threads))
         self._served: dict[int, Virtqueue] = {}
@@ -169,5 +167,3 @@ def open_disk(kind: str, folder: Path, name: str = "disk", **options: Any) -> Bl
     with image.open("wb") as file:
         file.truncate(DISK_BYTES)
     return FileBackend(name, str(image), aio="threads" if kind == "threads" else None, **options)
-
-

@@ -102,7 +102,11 @@ class Bitmap:
     def marked(self) -> set[int]:
         data = self.map[:]
         return {
-            8 * at + bit for at, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1
+            8 * at + bit
+            for at, byte in enumerate(data)
+            if byte
+            for bit in range(8)
+            if byte >> bit & 1
         }
 
     def close(self) -> None:

@@ -21,7 +21,9 @@ def read_into(driver: BlkDriver, region: RamRegion, at: int, sector: int, size: 
     queue, ram = driver.queue, driver.ram
     header, status = ram.alloc(HEADER), ram.alloc(1)
     try:
-        ram.write(header, BlkType.IN.to_bytes(4, "little") + bytes(4) + sector.to_bytes(8, "little"))
+        ram.write(
+            header, BlkType.IN.to_bytes(4, "little") + bytes(4) + sector.to_bytes(8, "little")
+        )
         ram.write(status, b"\xff")
         target = region.guest_addr + at
         token = queue.add([(header, HEADER)], [(target, size), (status, 1)])

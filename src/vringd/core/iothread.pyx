@@ -670,11 +670,12 @@ cdef class IOThread:
 
     def counters(self):
         """A dict: turns, sleeps, spins_won (idle spins that found work), poll_ns (how long the
-        thread spins now) and poll_sleeps (1: measured to be better asleep at once)."""
+        thread spins by QEMU's rule) and poll_way ("rule", or measured to be better under load:
+        "spin" or "sleep")."""
         return {
             "turns": vr_load_relaxed_u64(&self.state.turns),
             "sleeps": vr_load_relaxed_u64(&self.state.sleeps),
             "spins_won": vr_load_relaxed_u64(&self.state.spins_won),
             "poll_ns": vr_load_relaxed_u64(&self.state.polling.spin_ns),
-            "poll_sleeps": vr_load_relaxed_u64(&self.state.polling.sleeps),
+            "poll_way": ("rule", "spin", "sleep")[vr_load_relaxed_u64(&self.state.polling.way)],
         }

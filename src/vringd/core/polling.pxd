@@ -9,8 +9,8 @@ cdef struct PollPolicy:
     uint64_t grow               # poll-grow; 0: 2
     uint64_t shrink             # poll-shrink; 0: at once to 0
     uint64_t spin_ns            # its present answer (read by the control plane)
-    # ---- whether to spin: measured
-    uint64_t sleeps             # 1: the better way at present is to sleep at once (read likewise)
+    # ---- whether to spin under load: measured
+    uint64_t way                # a PollWay (read by the control plane)
     uint8_t trying              # the other way is being tried
     uint8_t epochs              # finished epochs of the present measurement
     uint64_t epoch_start        # ns
@@ -19,6 +19,12 @@ cdef struct PollPolicy:
     uint64_t trial_rate         # and in the trial
     uint64_t next_trial         # ns
     uint64_t trial_gap_ns       # doubles while trials change nothing
+
+
+cdef enum PollWay:
+    BY_RULE                     # little load: QEMU's rule
+    SPIN                        # load, and spinning for max_ns serves more of it
+    SLEEP                       # load, and sleeping at once serves as much
 
 
 cdef void end_epoch(PollPolicy *p, uint64_t now) noexcept nogil
@@ -30,7 +36,9 @@ cdef enum:
 
 cdef inline uint64_t spin_time(const PollPolicy *p) noexcept nogil:
     """Nanoseconds to spin before sleeping."""
-    return 0 if p.sleeps != p.trying else p.spin_ns
+    if p.way == BY_RULE:
+        return p.spin_ns
+    return p.max_ns if (p.way == SPIN) != p.trying else 0
 
 
 cdef inline void note_requests(PollPolicy *p, uint64_t now, uint32_t count) noexcept nogil:

@@ -1,12 +1,12 @@
-"""Adaptive polling: QEMU's rule for how long, and a measurement for whether at all.
+"""Adaptive polling: QEMU's rule for light load, a measurement under load.
 
 Spinning saves the driver a kick and us a wake-up, but it uses a processor, which the guest may
-need more, and it makes us answer so soon that batches stay small. Which effect is the stronger
-depends on the driver and the machine, so it is measured: the time is cut into epochs, now and
-then a few epochs are run the other way (spinning or sleeping at once), and the way that served
-more requests per second wins. When both are as good, sleeping is, since it costs less.
-
-A nearly idle thread takes no part in this: QEMU's rule alone stops its spinning.
+need more, and it makes us answer so soon that batches stay small. QEMU's rule compares how long
+a wait lasted with how long we would spin; but a wait that we slept through also contains both
+sides' wake-ups, so under load it can stay on the wrong side of the limit for ever. Hence, once
+there is load, both ways are measured: time is cut into epochs, now and then a few epochs are run
+the other way (spinning for poll-max-ns, or sleeping at once), and the way that served more
+requests per second wins. When both are about as good sleeping does, since it costs less.
 """
 
 from libc.stdint cimport uint64_t
@@ -16,8 +16,9 @@ from vringd.core.sys cimport vr_load_relaxed_u64, vr_store_relaxed_u64
 cdef enum:
     FIRST_SPIN_NS = 4000        # where growing starts
     TRIAL_EPOCHS = 3
-    BUSY_REQUESTS = 64          # fewer in an epoch say nothing about throughput
-    FIRST_GAP_NS = 50000000
+    STEADY_EPOCHS = 4           # of the present way, before it is compared
+    BUSY_REQUESTS = 48          # in an epoch: 12,000 a second
+    FIRST_GAP_NS = 30000000
     LAST_GAP_NS = 2000000000
 
 
@@ -36,43 +37,43 @@ cdef void adjust_spin(PollPolicy *p, uint64_t idle_ns) noexcept nogil:
     vr_store_relaxed_u64(&p.spin_ns, spin)
 
 
-cdef void start_trial(PollPolicy *p) noexcept nogil:
-    p.trying = 1
+cdef void choose(PollPolicy *p, PollWay way, uint64_t now) noexcept nogil:
+    """Go this way and forget what was measured of another."""
+    vr_store_relaxed_u64(&p.way, way)
+    p.trying = 0
     p.epochs = 0
-    p.trial_rate = 0
+    p.rate = 0
+    p.trial_gap_ns = FIRST_GAP_NS
+    p.next_trial = now + FIRST_GAP_NS
 
 
 cdef void end_trial(PollPolicy *p, uint64_t now) noexcept nogil:
     """Keep the way that was tried if it is better: spinning must win by a tenth."""
-    cdef bint changed
-    cdef uint64_t spinning = p.trial_rate if p.sleeps else p.rate
-    cdef uint64_t sleeping = p.rate if p.sleeps else p.trial_rate
-    cdef uint64_t sleeps = sleeping + sleeping // 10 >= spinning
-    changed = sleeps != p.sleeps
+    cdef uint64_t spinning = p.rate if p.way == SPIN else p.trial_rate
+    cdef uint64_t sleeping = p.trial_rate if p.way == SPIN else p.rate
+    cdef PollWay better = SLEEP if sleeping + sleeping // 10 >= spinning else SPIN
+    if better != p.way:
+        choose(p, better, now)
+        return
     p.trying = 0
     p.epochs = 0
-    if changed:
-        vr_store_relaxed_u64(&p.sleeps, sleeps)
-        p.rate = p.trial_rate
-        p.trial_gap_ns = FIRST_GAP_NS
-    else:
-        p.trial_gap_ns = min(2 * p.trial_gap_ns, <uint64_t> LAST_GAP_NS)
+    p.trial_gap_ns = min(2 * p.trial_gap_ns, <uint64_t> LAST_GAP_NS)
     p.next_trial = now + p.trial_gap_ns
 
 
 cdef void end_epoch(PollPolicy *p, uint64_t now) noexcept nogil:
+    """An epoch is over: learn from it."""
     cdef uint64_t elapsed = now - p.epoch_start
     cdef uint64_t rate = p.requests * <uint64_t> 1000000000 // elapsed
-    cdef bint busy = p.requests >= BUSY_REQUESTS
+    # An epoch ends with the first request after its time, so a pause makes it long.
+    cdef bint busy = p.requests * <uint64_t> EPOCH_NS >= BUSY_REQUESTS * elapsed
     p.epoch_start = now
     p.requests = 0
-    if not busy or p.spin_ns == 0:
-        # What was learnt belongs to a load that is over.
-        p.trying = 0
-        p.rate = 0
-        p.epochs = 0
-        p.trial_gap_ns = FIRST_GAP_NS
-        p.next_trial = now + FIRST_GAP_NS
+    if not busy or vr_load_relaxed_u64(&p.max_ns) == 0:
+        choose(p, BY_RULE, now)
+        return
+    if p.way == BY_RULE:
+        choose(p, SPIN, now)
         return
     p.epochs += 1
     if p.trying:
@@ -82,7 +83,8 @@ cdef void end_epoch(PollPolicy *p, uint64_t now) noexcept nogil:
             end_trial(p, now)
         return
     p.rate = rate if p.rate == 0 else (3 * p.rate + rate) // 4
-    if p.epochs >= 8:
-        p.epochs = 8                # enough to compare with
-        if now >= p.next_trial:
-            start_trial(p)
+    p.epochs = min(p.epochs, <unsigned char> STEADY_EPOCHS)
+    if p.epochs == STEADY_EPOCHS and now >= p.next_trial:
+        p.trying = 1
+        p.epochs = 0
+        p.trial_rate = 0
