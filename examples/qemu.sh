@@ -21,12 +21,10 @@ path=$(printf %s "$socket" | sed 's/,/,,/g')
 
 # memory-backend: guest memory as a shared file, which vringd maps.
 # num-queues: one for each vCPU; not more than the export's num-queues, or QEMU refuses to start.
-# queue-size: not more than the export's queue-size (1024). SeaBIOS uses up to 256 entries; with
-#   QEMU's default of 128 its requests would not be tracked for a restart of vringd.
 # packed=on: add it to the device for packed rings.
 exec qemu-system-x86_64 \
     -machine q35,accel=kvm:tcg,memory-backend=mem -m "$memory" -smp "$cpus" -nographic \
     -object "memory-backend-memfd,id=mem,size=$memory,share=on" \
     -chardev "socket,id=disk,path=$path,reconnect-ms=1000" \
-    -device "vhost-user-blk-pci,chardev=disk,num-queues=$cpus,queue-size=256,bootindex=0" \
+    -device "vhost-user-blk-pci,chardev=disk,num-queues=$cpus,bootindex=0" \
     "$@"

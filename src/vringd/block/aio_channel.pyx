@@ -15,8 +15,8 @@ from vringd.core.channel cimport Channel, finish
 from vringd.core.poller cimport TAG_CHANNEL, Poller
 from vringd.core.sys cimport (
     EAGAIN, EFD_CLOEXEC, EFD_NONBLOCK, IOCB_CMD_PREADV, IOCB_CMD_PWRITEV, IOCB_FLAG_RESFD,
-    RWF_DSYNC, SYS_io_destroy, SYS_io_getevents, SYS_io_setup, SYS_io_submit, aio_context_t, close,
-    errno, eventfd, io_event, iocb, read, syscall, timespec)
+    RWF_DSYNC, SYS_io_destroy, SYS_io_getevents, SYS_io_setup, SYS_io_submit, aio_context_t,
+    close, errno, eventfd, io_event, iocb, read, syscall, timespec)
 from vringd.core.vring cimport Request
 
 cdef enum:

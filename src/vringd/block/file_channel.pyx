@@ -1,6 +1,6 @@
 """aio=io_uring: files through the IOThread's own ring, submitted once per turn."""
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint64_t, uint8_t, uintptr_t
 
 from vringd.block.file_steps cimport (
     STEP_DONE, STEP_READ, STEP_SYNC, STEP_WRITE, first_step, next_step)
@@ -10,7 +10,8 @@ from vringd.core.poller cimport Poller, take_sqe
 from vringd.core.sys cimport (
     EAGAIN, EINVAL, IORING_FSYNC_DATASYNC, IOSQE_FIXED_FILE, RWF_DSYNC, io_uring_prep_fallocate,
     io_uring_prep_fsync, io_uring_prep_read, io_uring_prep_read_fixed, io_uring_prep_readv,
-    io_uring_prep_write, io_uring_prep_write_fixed, io_uring_prep_writev, io_uring_sqe, io_uring_sqe_set_data64)
+    io_uring_prep_write, io_uring_prep_write_fixed, io_uring_prep_writev, io_uring_sqe,
+    io_uring_sqe_set_data64)
 
 
 cdef class UringFileChannel(Channel):

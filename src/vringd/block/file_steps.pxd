@@ -2,7 +2,7 @@
 # worker thread. Alignment for O_DIRECT, short transfers, ends of files and what a file system
 # cannot do are settled here, once.
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t
 
 from vringd.core.sys cimport iovec
 from vringd.core.vring cimport Request

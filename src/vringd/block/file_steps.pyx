@@ -5,13 +5,12 @@ the step is STEP_DONE. In the common case (a transfer that O_DIRECT accepts as i
 kernel does in one go) nothing is allocated or copied.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from vringd.block.ops cimport (
-    FLAG_FUA, FLAG_UNMAP, OP_DISCARD, OP_FLUSH, OP_READ, OP_WRITE,
-    OP_WRITE_ZEROES)
+    FLAG_FUA, FLAG_UNMAP, OP_DISCARD, OP_FLUSH, OP_READ, OP_WRITE, OP_WRITE_ZEROES)
 from vringd.core.sys cimport (
     EAGAIN, EINTR, EINVAL, ENOMEM, ENOSPC, ENOTSUP, ENOTTY, EOPNOTSUPP, FALLOC_FL_KEEP_SIZE,
     FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE, RWF_DSYNC, errno, fallocate, fdatasync, iovec,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
@@ -15,6 +16,11 @@ _BLKSSZGET = 0x1268  # linux/fs.h: logical block size
 _BLKPBSZGET = 0x127B  # physical block size
 _BLKIOOPT = 0x1279  # optimal I/O size
 _PAGE = mmap.PAGESIZE
+
+_AT_EMPTY_PATH = 0x1000
+_STATX_DIOALIGN = 0x2000  # linux/stat.h
+_STATX_SIZE = 256
+_STATX_DIO_MEM_ALIGN = 152  # offset; stx_dio_offset_align follows
 
 
 @dataclass(frozen=True)
@@ -62,24 +68,36 @@ def _direct_read_works(fd: int, buffer: mmap.mmap, start: int, length: int, offs
     return True
 
 
-def _probe_direct(fd: int) -> tuple[int, int]:
-    """Smallest (block size, memory alignment) that O_DIRECT reads accept on fd, by trying.
+def _direct_alignment(fd: int) -> tuple[int, int] | None:
+    """(block size, memory alignment) as statx(2) tells them; None before Linux 6.1 and for file
+    systems that do not say."""
+    statx = getattr(ctypes.CDLL(None), "statx", None)
+    answer = ctypes.create_string_buffer(_STATX_SIZE)
+    if statx is None or statx(fd, b"", _AT_EMPTY_PATH, _STATX_DIOALIGN, answer) != 0:
+        return None
+    (mask,) = struct.unpack_from("I", answer.raw)
+    memory, block = struct.unpack_from("II", answer.raw, _STATX_DIO_MEM_ALIGN)
+    return (block, memory) if mask & _STATX_DIOALIGN and block and memory else None
 
-    statx's STATX_DIOALIGN would say it, but only from Linux 6.1 on and not for every file
-    system; trying says it everywhere. At the end of a small file any read returns 0 bytes, and
-    is checked for its alignment nevertheless.
+
+def _probe_direct(fd: int) -> tuple[int, int]:
+    """(block size, memory alignment) that O_DIRECT needs on fd.
+
+    Where statx does not say, blocks are found by trying. Memory cannot be tried: reads of a hole
+    or of less than a file system's block succeed at any address, others on the same file do not.
     """
+    told = _direct_alignment(fd)
+    if told is not None:
+        block, memory = max(told[0], 512), told[1]
+        # Tiny alignments are real on some drivers, but the gain is nil for guests' buffers.
+        return block, max(memory, 4)
     with mmap.mmap(-1, 4 * _PAGE) as buffer:
         sizes = (512, 1024, 2048, 4096)
         block = next((n for n in sizes if _direct_read_works(fd, buffer, 0, n, 0)), 4096)
         # An offset that is a block, not a page, too.
         while block < 4096 and not _direct_read_works(fd, buffer, 0, block, block):
             block *= 2
-        memory = next(
-            (n for n in (4, 16, 64, 512) if _direct_read_works(fd, buffer, n, block, 0)), block
-        )
-    # Tiny alignments are real on some drivers, but the gain over 512 is nil for guests' buffers.
-    return block, max(memory, 4)
+    return block, block
 
 
 def examine(fd: int, *, direct: bool) -> FileFacts:

@@ -9,7 +9,7 @@ from vringd.block.file_steps cimport (
     STEP_DONE, FileTarget, Step, first_step, next_step, perform_step)
 from vringd.core.channel cimport finish_remotely
 from vringd.core.sys cimport (
-    ENOMEM, PR_SET_NAME, SIG_SETMASK, SIGBUS, SIGFPE, SIGILL, SIGSEGV, prctl,
+    ENOMEM, PR_SET_NAME, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIG_SETMASK, prctl,
     pthread_cond_broadcast, pthread_cond_destroy, pthread_cond_init, pthread_cond_signal,
     pthread_cond_wait, pthread_create, pthread_join, pthread_mutex_destroy, pthread_mutex_init,
     pthread_mutex_lock, pthread_mutex_unlock, pthread_sigmask, sigdelset, sigfillset, sigset_t)

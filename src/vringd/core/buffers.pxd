@@ -1,7 +1,7 @@
 # Guest memory registered with an IOThread's ring: the kernel then pins its pages once instead of
 # once for each request.
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
 
 from vringd.core.memory cimport MemoryMap
 from vringd.core.sys cimport io_uring

@@ -4,7 +4,7 @@ All of it runs in the IOThread: the ring accepts registrations from its own thre
 cannot be registered (RLIMIT_MEMLOCK, memory of a kind that cannot be pinned) is served without.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc
 
 from vringd.core.memory cimport MemoryMap

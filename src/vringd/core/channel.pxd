@@ -1,6 +1,6 @@
 # What an IOThread drives: queue handlers (devices) above the rings, channels below them.
 
-from libc.stdint cimport int32_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, uint32_t, uint64_t, uint8_t
 
 from vringd.core.buffers cimport BufferTable
 from vringd.core.poller cimport Poller

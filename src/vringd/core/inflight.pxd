@@ -1,7 +1,7 @@
 # The buffer, shared with the front-end, that remembers which requests are in flight.
 # Layout: vhost-user specification, "Inflight I/O tracking". All fields are native-endian.
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t
 
 from vringd.core.memory cimport FileMapping
 

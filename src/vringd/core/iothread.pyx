@@ -5,7 +5,7 @@ everything, notify once per queue. The thread never holds the GIL; the control p
 through two lists of messages and learns of answers by `event_fd`.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
 from vringd.core.buffers cimport drop_buffers, use_buffers

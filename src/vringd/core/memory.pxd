@@ -1,11 +1,11 @@
 # Guest memory as this process sees it: address translation with the only range checks there are.
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
 
 from vringd.core.sys cimport iovec, vr_load_relaxed_u32, vr_or_relaxed_u8
 
 cdef enum:
-    LOG_PAGE_SHIFT = 12     # the migration bitmap has one bit per 4096 bytes (vhost-user, VHOST_LOG_PAGE)
+    LOG_PAGE_SHIFT = 12         # the migration bitmap has one bit per 4096 bytes (VHOST_LOG_PAGE)
 
 
 cdef struct Region:
@@ -62,7 +62,8 @@ cdef int map_iovec_slow(const MemoryMap *m, uint64_t addr, uint64_t size, uint32
 cdef uint8_t *translate_user(const MemoryMap *m, uint64_t user_addr, uint64_t size,
                              uint64_t *guest_addr) noexcept nogil
 cdef bint map_broken(const MemoryMap *m) noexcept nogil
-cdef bint guest_address(const MemoryMap *m, const uint8_t *host, uint64_t *guest_addr) noexcept nogil
+cdef bint guest_address(const MemoryMap *m, const uint8_t *host,
+                        uint64_t *guest_addr) noexcept nogil
 cdef void mark_dirty(DirtyBitmap *log, uint64_t guest_addr, uint64_t size) noexcept nogil
 cdef void mark_dirty_host(DirtyBitmap *log, const MemoryMap *m, const uint8_t *host,
                           uint64_t size) noexcept nogil

@@ -8,7 +8,7 @@ puts an anonymous page where the file's page was, marks the mapping as broken an
 device that uses it fails, the process lives on.
 """
 
-from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 

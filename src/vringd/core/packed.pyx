@@ -6,21 +6,19 @@ counter. Positions count ring entries and wrap at the ring's size, which needs n
 two.
 """
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memcpy
 
 from vringd.core.inflight cimport DescStatePacked, InflightPacked, packed_states
 from vringd.core.memory cimport mark_dirty, translate
 from vringd.core.sys cimport (
-    VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
-    VRING_PACKED_EVENT_FLAG_DESC, VRING_PACKED_EVENT_FLAG_DISABLE,
-    VRING_PACKED_EVENT_FLAG_ENABLE, vr_fence_compiler, vr_fence_full, vr_load_acquire_u16,
-    vr_load_relaxed_u16, vr_store_relaxed_u16, vr_store_relaxed_u32, vr_store_release_u16,
-    vr_likely, vr_unlikely, vring_packed_desc)
+    VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_PACKED_EVENT_FLAG_DESC,
+    VRING_PACKED_EVENT_FLAG_DISABLE, VRING_PACKED_EVENT_FLAG_ENABLE, vr_fence_compiler,
+    vr_fence_full, vr_likely, vr_load_acquire_u16, vr_load_relaxed_u16, vr_store_relaxed_u16,
+    vr_store_relaxed_u32, vr_store_release_u16, vr_unlikely, vring_packed_desc)
 from vringd.core.vring cimport (
     BROKEN_EMPTY_CHAIN, BROKEN_HEAD_BUSY, BROKEN_INDIRECT, BROKEN_LOOP, BROKEN_TOO_MANY,
-    MAX_DESCRIPTORS, Request, Vring, add_segment, begin_request, break_ring, faulted,
-    log_written)
+    MAX_DESCRIPTORS, Request, Vring, add_segment, begin_request, break_ring, faulted, log_written)
 
 
 cdef enum:

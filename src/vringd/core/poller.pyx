@@ -5,19 +5,20 @@ each write (io_uring's multishot poll; epoll's edge trigger), and a watch set on
 already has a count fires at once, so that no kick is lost when a queue moves to another thread.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint64_t
 from libc.string cimport memset
 
+from vringd.core.sys cimport close as close_fd
 from vringd.core.sys cimport (
-    EAGAIN, EBUSY, EINTR, ENOSYS, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLET, EPOLLIN,
+    EAGAIN, EBUSY, EINTR, ENOSYS, EPOLLET, EPOLLIN, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL,
     ETIME, IORING_CQE_F_MORE, IORING_SETUP_CLAMP, IORING_SETUP_COOP_TASKRUN, IORING_SETUP_CQSIZE,
     IORING_SETUP_DEFER_TASKRUN, IORING_SETUP_SINGLE_ISSUER, IORING_SETUP_TASKRUN_FLAG,
-    IORING_SQ_CQ_OVERFLOW, IORING_SQ_TASKRUN, POLLIN, __kernel_timespec, close, epoll_create1,
+    IORING_SQ_CQ_OVERFLOW, IORING_SQ_TASKRUN, POLLIN, __kernel_timespec, epoll_create1,
     epoll_ctl, epoll_event, epoll_pwait2, epoll_wait, errno, io_uring_cq_advance,
     io_uring_cq_ready, io_uring_cqe, io_uring_get_events, io_uring_params,
     io_uring_peek_batch_cqe, io_uring_prep_cancel64, io_uring_prep_poll_multishot,
-    io_uring_queue_exit, io_uring_queue_init_params, io_uring_register_ring_fd,
-    io_uring_sq_ready, io_uring_sqe_set_data64, io_uring_submit, io_uring_submit_and_get_events,
+    io_uring_queue_exit, io_uring_queue_init_params, io_uring_register_ring_fd, io_uring_sq_ready,
+    io_uring_sqe_set_data64, io_uring_submit_and_get_events,
     io_uring_submit_and_wait, io_uring_submit_and_wait_timeout, timespec, vr_load_relaxed_u32)
 
 cdef enum:
@@ -147,7 +148,7 @@ cdef class EpollPoller(Poller):
 
     cdef void close(self) noexcept nogil:
         if self.epoll_fd > 0:
-            close(self.epoll_fd)
+            close_fd(self.epoll_fd)
             self.epoll_fd = -1
 
     cdef int watch(self, int fd, uint64_t tag) noexcept nogil:

@@ -1,6 +1,6 @@
 # How long an IOThread that has nothing to do looks at its rings before it sleeps.
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
 
 
 cdef struct PollPolicy:

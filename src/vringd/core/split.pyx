@@ -4,16 +4,16 @@ A guest may rewrite anything at any time, so every index and descriptor is loade
 local before it is checked, and used only from there.
 """
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.string cimport memcpy
 
 from vringd.core.inflight cimport DescStateSplit, InflightSplit, split_states
 from vringd.core.memory cimport mark_dirty, translate
 from vringd.core.sys cimport (
     VRING_AVAIL_F_NO_INTERRUPT, VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE,
-    VRING_USED_F_NO_NOTIFY, vr_fence_compiler, vr_fence_full, vr_load_acquire_u16,
-    vr_load_relaxed_u16, vr_load_relaxed_u64, vr_prefetch, vr_store_relaxed_u16, vr_store_relaxed_u32, vr_store_release_u16,
-    vr_likely, vr_unlikely, vring_desc)
+    VRING_USED_F_NO_NOTIFY, vr_fence_compiler, vr_fence_full, vr_likely, vr_load_acquire_u16,
+    vr_load_relaxed_u16, vr_load_relaxed_u64, vr_prefetch, vr_store_relaxed_u16,
+    vr_store_relaxed_u32, vr_store_release_u16, vr_unlikely, vring_desc)
 from vringd.core.vring cimport (
     BROKEN_AVAIL_INDEX, BROKEN_EMPTY_CHAIN, BROKEN_HEAD, BROKEN_HEAD_BUSY, BROKEN_INDIRECT,
     BROKEN_LOOP, BROKEN_NEXT, BROKEN_TOO_MANY, MAX_DESCRIPTORS, Request, Vring, add_segment,
@@ -204,7 +204,7 @@ cdef void split_publish(Vring *q) noexcept nogil:
         states = split_states(inflight)
         vr_fence_compiler()
         head = inflight.last_batch_head
-        for i in range(q.used_pending):
+        for _ in range(q.used_pending):
             if vr_unlikely(head >= q.size):     # the front-end scribbled over its own buffer
                 break
             states[head].inflight = 0

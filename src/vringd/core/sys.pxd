@@ -1,7 +1,7 @@
 # Every external declaration of the data plane: the C library, the kernel, io_uring, the virtio
 # ring layouts and our memory-ordering operations.
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 from libc.string cimport memset
 
 

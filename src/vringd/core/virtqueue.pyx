@@ -4,7 +4,7 @@ It is made when the front-end has described a ring completely, handed to an IOTh
 drained, and thrown away. Its positions outlive it as `base`, its counters as `stats`.
 """
 
-from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
 
 from vringd.core.inflight cimport (
@@ -12,12 +12,12 @@ from vringd.core.inflight cimport (
     packed_states, split_states)
 from vringd.core.memory cimport translate_user
 from vringd.core.sys cimport (
-    F_DUPFD_CLOEXEC, F_GETFL, O_NONBLOCK, VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED, VIRTIO_RING_F_EVENT_IDX,
-    VIRTIO_RING_F_INDIRECT_DESC, alloc_lines, close, errno, fcntl, vr_load_relaxed_u16, vr_now_ns,
-    vring_desc, vring_packed_desc, vring_packed_desc_event, vring_used_elem, write)
+    F_DUPFD_CLOEXEC, F_GETFL, O_NONBLOCK, VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED,
+    VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, alloc_lines, close, errno, fcntl,
+    vr_load_relaxed_u16, vr_now_ns, vring_desc, vring_packed_desc, vring_packed_desc_event,
+    vring_used_elem, write)
 from vringd.core.vring cimport (
-    INLINE_IOVECS, MAX_QUEUE_SIZE as MAX_SIZE, RingSetup, broken_text, install_setup,
-    interrupt)
+    INLINE_IOVECS, MAX_QUEUE_SIZE as MAX_SIZE, RingSetup, broken_text, install_setup, interrupt)
 
 import os
 

@@ -1,7 +1,7 @@
 # The state of one virtqueue, split or packed, and of the requests in flight on it.
 # virtio 1.3, sections 2.7 (split) and 2.8 (packed).
 
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int32_t, int64_t, uint16_t, uint32_t, uint64_t, uint8_t
 
 from vringd.core.memory cimport DirtyBitmap, MemoryMap, map_iovec
 from vringd.core.stats cimport KIND_COUNT, RingStats, latency_bucket
@@ -41,8 +41,8 @@ cdef struct Request:
     Request *next               # for the list of whoever holds the request
     void *queue                 # the Vring that it came from
     void *channel               # BlockChannel that serves it (borrowed)
-    iovec *segments             # the chain in our memory: out_iovs that we read, then in_iovs
-    uint32_t out_iovs           #   that we write
+    iovec *segments             # the chain in our memory: out_iovs to read, in_iovs to write
+    uint32_t out_iovs
     uint32_t in_iovs
     iovec *iov                  # what the channel transfers: a part of segments, set by the device
     uint32_t niov
@@ -152,7 +152,7 @@ cdef struct Vring:
     uint16_t *free_slots        # packed: stack of free request slots
     uint16_t free_count
     uint16_t claimed            # packed: ring entries of chains popped and not yet published
-    uint32_t fresh_entries      # packed: ring entries published since the last notification decision
+    uint32_t fresh_entries      # packed: ring entries published since the last decision to notify
     uint8_t resubmitted         # the last chain popped came from resubmit, not from the ring
     uint16_t *order             # IN_ORDER: slots in the order popped (a ring of size entries)
     uint16_t order_head

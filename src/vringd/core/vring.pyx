@@ -52,7 +52,8 @@ cdef void install_setup(Vring *q, RingSetup *setup) noexcept nogil:
     # A hint may be beyond a shorter map.
     q.table_hint = q.header_hint = q.data_hint = 0
     q.faults = fault_count()
-    q.faults_seen = vr_load_relaxed_u32(q.faults) - 1   # so that the next pop looks at the new mappings
+    # So that the next pop looks at the new mappings.
+    q.faults_seen = vr_load_relaxed_u32(q.faults) - 1
 
 
 cdef void break_ring(Vring *q, int reason) noexcept nogil:

@@ -1,4 +1,4 @@
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
 
 from vringd.core.channel cimport QueueHandler
 from vringd.core.vring cimport Request, Vring

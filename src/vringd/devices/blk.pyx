@@ -5,7 +5,7 @@ layout of descriptors is assumed (2.7.4: VERSION_1), so header and status may be
 first readable and the last writable segments.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -16,8 +16,8 @@ from vringd.core.channel cimport Channel
 from vringd.core.memory cimport mark_dirty_host
 from vringd.core.stats cimport KIND_DISCARD, KIND_FLUSH, KIND_OTHER, KIND_READ, KIND_WRITE
 from vringd.core.sys cimport (
-    ENOTSUP, EOPNOTSUPP, iovec, vr_count_u64, vr_likely, vr_load_relaxed_u32,
-    vr_load_relaxed_u64, vr_store_relaxed_u32, vr_store_relaxed_u64, vr_unlikely)
+    ENOTSUP, EOPNOTSUPP, iovec, vr_count_u64, vr_likely, vr_load_relaxed_u32, vr_load_relaxed_u64,
+    vr_store_relaxed_u32, vr_store_relaxed_u64, vr_unlikely)
 from vringd.core.virtqueue cimport vring_push
 from vringd.core.vring cimport BROKEN_REQUEST, account, break_ring
 

@@ -310,7 +310,7 @@ def test_batches_of_more_than_a_lap_notify_a_sleeping_driver(ram: GuestRam, laps
             driver.take_notifications()
             for _ in range(4 * laps - 1 - shift % 2):  # the driver looks itself, and goes on
                 numbered(driver, 0, 1)
-                chain = queue.pop()
+                (chain,) = [queue.pop()]
                 assert chain is not None
                 queue.push(chain, 0)
                 assert queue.pop() is None  # publishes

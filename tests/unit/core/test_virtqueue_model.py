@@ -35,6 +35,7 @@ class Buffer:
     data: bytes = b""
     written: int = 0
     popped_as: int = -1  # the how-manyth chain that was popped; -1: none yet
+    done: bool = False  # pushed
     again: bool = False  # in flight when a device died
     room: int = field(init=False)
 
@@ -51,6 +52,7 @@ class RingAgainstDriver(RuleBasedStateMachine):
         base=st.one_of(st.integers(0, 3), st.integers(0xFFF8, 0xFFFF), st.integers(0, 0xFFFF)),
         scramble=st.integers(0, 3),
         tracked=st.booleans(),
+        in_order=st.booleans(),
     )
     def start(
         self,
@@ -61,6 +63,7 @@ class RingAgainstDriver(RuleBasedStateMachine):
         base: int,
         scramble: int,
         tracked: bool,
+        in_order: bool,
     ) -> None:
         size = packed_size if packed else split_size
         if packed:
@@ -74,6 +77,7 @@ class RingAgainstDriver(RuleBasedStateMachine):
             event_idx=event_idx,
             base=base,
             scramble=scramble,
+            in_order=in_order,
             max_indirect=20,
         )
         self.memory = map_ram(self.ram)
@@ -82,6 +86,7 @@ class RingAgainstDriver(RuleBasedStateMachine):
         self.added: deque[Buffer] = deque()  # not published
         self.visible: deque[Buffer] = deque()  # for the device to pop
         self.popped: list[Buffer] = []
+        self.held: list[Buffer] = []  # IN_ORDER: popped or pushed out of turn, as popped
         self.pushed: list[Buffer] = []
         self.used: deque[Buffer] = deque()  # published, for the driver to take
         self.may_undo = False
@@ -156,7 +161,10 @@ class RingAgainstDriver(RuleBasedStateMachine):
             if buffer.popped_as < 0:
                 buffer.popped_as = self.count
                 self.count += 1
+            buffer.done = False
             self.popped.append(buffer)
+            if self.driver.in_order:
+                self.held.append(buffer)
             self.may_undo = True
 
     @precondition(lambda self: self.may_undo)
@@ -167,6 +175,8 @@ class RingAgainstDriver(RuleBasedStateMachine):
         if not buffer.again:
             self.commit()
         self.queue.undo_pop(buffer.chain)
+        if self.driver.in_order:
+            self.held.pop()
         self.visible.appendleft(buffer)
         # In one row from the last pop backwards only.
         self.may_undo = False
@@ -183,7 +193,11 @@ class RingAgainstDriver(RuleBasedStateMachine):
         buffer.data = bytes([fill]) * buffer.written
         assert buffer.chain.write(buffer.data) == buffer.written
         self.queue.push(buffer.chain, buffer.written)
-        self.pushed.append(buffer)
+        buffer.done = True
+        if not self.driver.in_order:
+            self.pushed.append(buffer)
+        while self.held and self.held[0].done:
+            self.pushed.append(self.held.pop(0))
 
     @rule()
     def publish(self) -> None:
@@ -263,12 +277,14 @@ class RingAgainstDriver(RuleBasedStateMachine):
         size, packed = self.driver.size, self.driver.packed
         self.inflight = InflightBuffer.map(old.fd, old.mmap_size, 0, 1, size, packed)
         del self.queue
-        for buffer in self.popped + self.pushed:
+        open_ones = self.unpublished()
+        for buffer in open_ones:
             buffer.again = True
-        begun = [b for b in self.visible if b.popped_as >= 0] + self.popped + self.pushed
+        begun = [b for b in self.visible if b.popped_as >= 0] + open_ones
         begun.sort(key=lambda buffer: buffer.popped_as)
         self.visible = deque(begun + [b for b in self.visible if b.popped_as < 0])
         self.popped.clear()
+        self.held.clear()
         self.pushed.clear()
         self.queue = self.new_queue(0)
         self.told = self.may_undo = self.sleepy = self.undecided = False
@@ -276,15 +292,19 @@ class RingAgainstDriver(RuleBasedStateMachine):
             # The interrupt may have died with the device; the front-end looks again.
             self.queue.notify()
 
+    def unpublished(self) -> list[Buffer]:
+        """What was popped and the driver cannot see to be used."""
+        return self.popped + [buffer for buffer in self.held if buffer.done] + self.pushed
+
     @invariant()
     def books_balance(self) -> None:
         if not hasattr(self, "driver"):
             return
         assert self.queue.broken is None
-        assert self.queue.in_flight == len(self.popped)
-        total = len(self.added) + len(self.visible) + len(self.popped) + len(self.pushed)
+        assert self.queue.in_flight == len(self.unpublished()) - len(self.pushed)
+        total = len(self.added) + len(self.visible) + len(self.unpublished())
         assert self.driver.in_flight == total + len(self.used)
-        published = len(self.visible) + len(self.popped) + len(self.pushed) + len(self.used)
+        published = len(self.visible) + len(self.unpublished()) + len(self.used)
         if not self.driver.packed:
             assert (self.driver.avail_idx - self.driver.last_used_idx) & 0xFFFF == published
             waiting = sum(not buffer.again for buffer in self.visible)
