@@ -37,6 +37,15 @@ VERIFY = (
     f" --time_based --runtime={JOB_SECONDS} --group_reporting"
 )
 
+# Flushes are slow, so that the requests after them are answered first: a daemon that only
+# looked at the rings' indices would then forget some.
+FLUSH = (
+    "fio --name=flush --filename=/dev/vda --offset=40m --rw=randwrite --bs=4k --size=1m --direct=1"
+    f" --ioengine=psync --fsync=1 --numjobs={NUM_QUEUES} --offset_increment=1m"
+    " --cpus_allowed=0-3 --cpus_allowed_policy=split"
+    f" --time_based --runtime={JOB_SECONDS} --group_reporting"
+)
+
 
 @dataclass(frozen=True)
 class Running:
@@ -78,6 +87,7 @@ def running(request: pytest.FixtureRequest) -> Iterator[Running]:
 
 def test_verifying_job_outlives_kills_of_the_daemon(running: Running) -> None:
     job = running.guest.start_command(VERIFY)
+    flushes = running.guest.start_command(FLUSH)
     for number in range(KILLS):
         wait_for_progress(running, job)
         running.restart(pause=0.1 * (number % 2))
@@ -86,6 +96,7 @@ def test_verifying_job_outlives_kills_of_the_daemon(running: Running) -> None:
     result = job.wait(JOB_SECONDS + 30)
     assert result.status == 0, result.output
     assert "verify: bad" not in result.output
+    assert flushes.wait(30).status == 0
     assert "I/O error" not in running.guest.console()
 
 

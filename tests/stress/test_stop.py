@@ -68,7 +68,8 @@ def test_a_server_that_closes_has_answered_whatever_it_took(
 @contextmanager
 def daemon(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """`vringd serve` with two disks, each with four queues on two IOThreads."""
-    command = [sys.executable, "-m", "vringd.cli.main", "serve"]
+    program = "import sys; from vringd.cli.main import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "serve"]
     for i in range(2):
         image = folder / f"{i}.img"
         with image.open("wb") as file:

@@ -48,8 +48,9 @@ class BlockBackend(abc.ABC):
         return self.size
 
     @abc.abstractmethod
-    def open_channel(self, *, io_uring: bool) -> Channel:
-        """A new channel for one IOThread; io_uring says whether that thread has a ring.
+    def open_channel(self, *, io_uring: bool, workers: int = 64) -> Channel:
+        """A new channel for one IOThread; io_uring says whether that thread has a ring, workers
+        how many threads a channel may use that needs some.
 
         Raises OSError, or ValueError when the options need io_uring and there is none.
         """

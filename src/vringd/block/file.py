@@ -58,7 +58,6 @@ class FileBackend(BlockBackend):
         auto_read_only: bool = False,
         locking_mode: str = "auto",
         registered_buffers: bool = False,
-        workers: int = 16,
     ) -> None:
         if aio == "native" and not cache_direct:
             raise ValueError(
@@ -75,7 +74,6 @@ class FileBackend(BlockBackend):
         self._detect_zeroes = _DETECT_ZEROES[detect_zeroes]
         self._no_flush = cache_no_flush
         self._registered_buffers = registered_buffers
-        self._workers = workers
         self._flags = os.O_DIRECT if cache_direct else 0
         try:
             self._file = self._open()
@@ -125,7 +123,7 @@ class FileBackend(BlockBackend):
         self._size = probe.file_size(self._file.fd)
         return self._size
 
-    def open_channel(self, *, io_uring: bool) -> Channel:
+    def open_channel(self, *, io_uring: bool, workers: int = 64) -> Channel:
         # Each channel has an open file of its own, so that no IOThread waits for another one's
         # lock on the file position or on io_uring's registered file.
         own = self._open()
@@ -162,7 +160,7 @@ class FileBackend(BlockBackend):
             ignore_flush=self._no_flush,
             discard=self._discard,
             detect_zeroes=self._detect_zeroes,
-            workers=self._workers,
+            workers=workers,
         )
 
     def close(self) -> None:

@@ -10,8 +10,8 @@ from vringd.core.poller cimport Poller, take_sqe
 from vringd.core.sys cimport (
     EAGAIN, EINVAL, IORING_FSYNC_DATASYNC, IOSQE_FIXED_FILE, RWF_DSYNC, io_uring_prep_fallocate,
     io_uring_prep_fsync, io_uring_prep_read, io_uring_prep_read_fixed, io_uring_prep_readv,
-    io_uring_prep_write, io_uring_prep_write_fixed, io_uring_prep_writev, io_uring_sqe,
-    io_uring_sqe_set_data64)
+    io_uring_prep_write, io_uring_prep_write_fixed, io_uring_prep_writev, io_uring_sq_ready,
+    io_uring_sqe, io_uring_sqe_set_data64, io_uring_submit)
 
 
 cdef class UringFileChannel(Channel):
@@ -81,6 +81,9 @@ cdef class UringFileChannel(Channel):
                                     <int64_t> step.length)
         sqe.flags |= <unsigned char> self.sqe_flags
         io_uring_sqe_set_data64(sqe, <uint64_t> <uintptr_t> req)    # TAG_REQUEST is 0
+        if (self.thread.aio_max_batch
+                and io_uring_sq_ready(self.ring) >= self.thread.aio_max_batch):
+            io_uring_submit(self.ring)
         return True
 
     cdef void postpone(self, Request *req) noexcept nogil:

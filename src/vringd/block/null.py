@@ -48,7 +48,7 @@ class NullBackend(BlockBackend):
         """Pretend to have become size bytes long."""
         self._size = size
 
-    def open_channel(self, *, io_uring: bool) -> Channel:
+    def open_channel(self, *, io_uring: bool, workers: int = 64) -> Channel:
         return NullChannel(
             latency_ns=self._latency_ns,
             cpu_ns=self._cpu_ns,

@@ -19,6 +19,8 @@ from vringd.core.iothread import IOThread
 from vringd.vhost_user.errors import SocketError
 from vringd.vhost_user.server import VhostUserServer
 
+MAX_WORKERS = 1024  # of one channel, whatever thread-pool-max says
+
 logger = logging.getLogger("vringd.daemon")
 
 
@@ -74,7 +76,9 @@ class Daemon:
                     poll_max_ns=options.poll_max_ns,
                     poll_grow=options.poll_grow,
                     poll_shrink=options.poll_shrink,
-                )
+                    aio_max_batch=options.aio_max_batch,
+                ),
+                workers=min(options.thread_pool_max, MAX_WORKERS),
             )
             thread.start()
         except OSError as error:

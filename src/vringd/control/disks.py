@@ -10,7 +10,7 @@ from vringd.control.errors import OptionError, ResourceError, describe
 from vringd.control.schema import BlockdevOptions, FileOptions
 
 
-def open_backend(options: BlockdevOptions, *, workers: int = 16) -> BlockBackend:
+def open_backend(options: BlockdevOptions) -> BlockBackend:
     """Raises OptionError or ResourceError with the node, what is wrong and the remedy."""
     where = options.origin or f"blockdev {options.node_name}"
     if not isinstance(options, FileOptions):
@@ -38,7 +38,6 @@ def open_backend(options: BlockdevOptions, *, workers: int = 16) -> BlockBackend
             auto_read_only=options.auto_read_only,
             locking_mode="off" if options.force_share else options.locking,
             registered_buffers=options.registered_buffers,
-            workers=workers,
         )
     except InUseError as error:
         raise ResourceError(

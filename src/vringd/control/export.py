@@ -144,7 +144,9 @@ class BlkExport:
         """Start a channel in every IOThread of the mapping. Raises OSError or ValueError."""
         for thread in self.threads:
             if thread.name not in self._channels:
-                channel = self.backend.open_channel(io_uring=thread.uses_io_uring)
+                channel = self.backend.open_channel(
+                    io_uring=thread.uses_io_uring, workers=thread.workers
+                )
                 await thread.add_channel(channel)
                 self._channels[thread.name] = channel
 

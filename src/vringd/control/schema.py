@@ -65,7 +65,7 @@ class IOThreadOptions:
         help="most requests per system call; 0: the built-in limit",
     )
     thread_pool_min: int = option(
-        integer(0, INT64_MAX), default=0, help="workers kept ready for aio=threads"
+        integer(0, INT64_MAX), default=0, help="accepted; workers start on demand and then stay"
     )
     thread_pool_max: int = option(
         integer(1, INT64_MAX), default=64, help="most workers for aio=threads"

@@ -25,12 +25,15 @@ class IOThreadError(OSError):
 class ManagedThread:
     """One IOThread, its answers turned into futures of the running event loop.
 
+    workers: most threads that each channel of it may use for blocking calls (thread-pool-max).
+
     Waiting never blocks the loop; a wait of more than SLOW_SECONDS is reported on the log and
     goes on, since a drain is as slow as the slowest disk.
     """
 
-    def __init__(self, thread: IOThread) -> None:
+    def __init__(self, thread: IOThread, *, workers: int = 64) -> None:
         self.thread = thread
+        self.workers = workers
         self.on_broken: dict[int, Callable[[str], None]] = {}
         self._waiting: dict[int, asyncio.Future[int]] = {}
         self._told_buffers = False

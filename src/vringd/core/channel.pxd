@@ -26,6 +26,7 @@ cdef struct ThreadState:        # of one IOThread; only its thread touches it, b
     uint64_t file_slots         # bits of the registered files in use
     uint8_t files_registered    # 1: the table exists; 2: the kernel refused it
     BufferTable buffers         # guest memory registered with the ring
+    uint32_t aio_max_batch      # most requests in one submission; 0: no limit of its own
     uint8_t stopping
     uint8_t polls_rings         # some queue has no kick eventfd
     char thread_name[16]

@@ -28,6 +28,7 @@ class IOThread:
         poll_max_ns: int = 32768,
         poll_grow: int = 0,
         poll_shrink: int = 0,
+        aio_max_batch: int = 0,
         use_io_uring: bool | None = None,
     ) -> None: ...
     def start(self) -> None: ...

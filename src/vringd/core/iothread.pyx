@@ -26,7 +26,7 @@ from vringd.core.virtqueue cimport (
     Virtqueue, vring_disable_notification, vring_enable_notification, vring_has_work, vring_pop,
     vring_publish, vring_should_notify)
 from vringd.core.vring cimport (
-    Message, Request, RingSetup, Vring, install_setup, interrupt, settle_fresh)
+    Message, Request, RingSetup, Vring, faulted, install_setup, interrupt, settle_fresh)
 
 import os
 import select
@@ -119,7 +119,7 @@ cdef int attach(ThreadState *t, Message *message) noexcept nogil:
     q.clock = &t.now
     q.draining = 0
     q.unwatching = 0
-    q.notify_off = 0
+    q.notify_off = 1            # whatever the ring says from before, the first sleep asks for kicks
     q.signalled_valid = 0       # the first notification after a start or a move is unconditional
     q.watched = 0
     if q.kick_fd >= 0:
@@ -319,7 +319,8 @@ cdef inline void end_turn(ThreadState *t, bint sleeping) noexcept nogil:
                 q.unsignalled_since = t.now
             if sleeping or not may_wait(q, t.now):
                 notify(q)
-        if q.broken and not q.broken_told:
+        # A ring that is idle, or reads as empty since its memory was lost, is not popped from.
+        if (q.broken or faulted(q)) and not q.broken_told:
             q.broken_told = 1
             q.broken_message.kind = BROKEN
             q.broken_message.queue = q
@@ -455,7 +456,8 @@ cdef class IOThread:
     """One thread of the data plane. Methods belong to the control plane's thread.
 
     name: shown by ps (15 bytes). cpu_affinity: CPU numbers, None: as inherited.
-    poll_max_ns, poll_grow, poll_shrink: as QEMU's iothread object. use_io_uring: False for the
+    poll_max_ns, poll_grow, poll_shrink: as QEMU's iothread object.
+    aio_max_batch: most requests in one submission, 0: as many as a turn brings. use_io_uring: False for the
     epoll poller, None to use io_uring if this process may.
 
     Requests to the thread return a token; `events` tells when it has been done.
@@ -468,7 +470,8 @@ cdef class IOThread:
         self.state.wake_fd = self.state.ack_fd = -1
 
     def __init__(self, name, *, cpu_affinity=None, uint64_t poll_max_ns=32768,
-                 uint64_t poll_grow=0, uint64_t poll_shrink=0, use_io_uring=None):
+                 uint64_t poll_grow=0, uint64_t poll_shrink=0, uint32_t aio_max_batch=0,
+                 use_io_uring=None):
         cdef bytes short
         cdef int i
         self.name = name
@@ -482,6 +485,7 @@ cdef class IOThread:
         self.state.poller = <void *> self.poller
         self.state.polling.max_ns = poll_max_ns
         self.state.polling.grow, self.state.polling.shrink = poll_grow, poll_shrink
+        self.state.aio_max_batch = aio_max_batch
         short = name.encode()[:15]
         for i in range(len(short)):
             self.state.thread_name[i] = short[i]

@@ -133,7 +133,6 @@ cdef inline bint take_chain(Vring *q, Request **popped) noexcept nogil:
         packed_publish(q)
     if vr_unlikely(q.resubmit_next < q.resubmit_count):
         return resubmit(q, popped)
-    q.resubmitted = 0
     # Acquire: the driver wrote the rest of the chain before the head's flags.
     flags = vr_load_acquire_u16(&q.ring[at].flags)
     if not is_available(flags, wrap):
@@ -179,6 +178,7 @@ cdef inline bint take_chain(Vring *q, Request **popped) noexcept nogil:
     q.last_avail = at
     q.avail_wrap = wrap
     q.claimed += req.ndescs
+    q.resubmitted = 0
     if inflight != NULL:
         inflight.old_free_head = inflight.free_head
     return True

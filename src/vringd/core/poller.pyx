@@ -11,15 +11,16 @@ from libc.string cimport memset
 from vringd.core.sys cimport close as close_fd
 from vringd.core.sys cimport (
     EAGAIN, EBUSY, EINTR, ENOSYS, EPOLLET, EPOLLIN, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLL_CTL_DEL,
-    ETIME, IORING_CQE_F_MORE, IORING_SETUP_CLAMP, IORING_SETUP_COOP_TASKRUN, IORING_SETUP_CQSIZE,
-    IORING_SETUP_DEFER_TASKRUN, IORING_SETUP_SINGLE_ISSUER, IORING_SETUP_TASKRUN_FLAG,
-    IORING_SQ_CQ_OVERFLOW, IORING_SQ_TASKRUN, POLLIN, __kernel_timespec, epoll_create1,
-    epoll_ctl, epoll_event, epoll_pwait2, epoll_wait, errno, io_uring_cq_advance,
-    io_uring_cq_ready, io_uring_cqe, io_uring_get_events, io_uring_params,
-    io_uring_peek_batch_cqe, io_uring_prep_cancel64, io_uring_prep_poll_multishot,
-    io_uring_queue_exit, io_uring_queue_init_params, io_uring_register_ring_fd, io_uring_sq_ready,
-    io_uring_sqe_set_data64, io_uring_submit_and_get_events,
-    io_uring_submit_and_wait, io_uring_submit_and_wait_timeout, timespec, vr_load_relaxed_u32)
+    ETIME, IORING_CQE_F_MORE, IORING_FEAT_RSRC_TAGS, IORING_SETUP_CLAMP,
+    IORING_SETUP_COOP_TASKRUN, IORING_SETUP_CQSIZE, IORING_SETUP_DEFER_TASKRUN,
+    IORING_SETUP_SINGLE_ISSUER, IORING_SETUP_TASKRUN_FLAG, IORING_SQ_CQ_OVERFLOW,
+    IORING_SQ_TASKRUN, POLLIN, __kernel_timespec, epoll_create1, epoll_ctl, epoll_event,
+    epoll_pwait2, epoll_wait, errno, io_uring_cq_advance, io_uring_cq_ready, io_uring_cqe,
+    io_uring_get_events, io_uring_params, io_uring_peek_batch_cqe, io_uring_prep_cancel64,
+    io_uring_prep_poll_multishot, io_uring_queue_exit, io_uring_queue_init_params,
+    io_uring_register_ring_fd, io_uring_sq_ready, io_uring_sqe_set_data64,
+    io_uring_submit_and_get_events, io_uring_submit_and_wait, io_uring_submit_and_wait_timeout,
+    timespec, vr_load_relaxed_u32)
 
 cdef enum:
     SQ_ENTRIES = 1024           # submissions of one turn; more are submitted in between
@@ -73,6 +74,10 @@ cdef class UringPoller(Poller):
             elif attempt == 1:
                 params.flags |= IORING_SETUP_COOP_TASKRUN | IORING_SETUP_TASKRUN_FLAG
             rc = io_uring_queue_init_params(SQ_ENTRIES, &self.the_ring, &params)
+            if rc == 0 and not params.features & IORING_FEAT_RSRC_TAGS:
+                # Before 5.13 there is no multishot poll: epoll serves there.
+                io_uring_queue_exit(&self.the_ring)
+                return -ENOSYS
             if rc == 0:
                 self.ring = &self.the_ring
                 self.is_open = True

@@ -110,7 +110,6 @@ cdef Request *split_pop(Vring *q) noexcept nogil:
         q.resubmit_next += 1
         q.resubmitted = 1
     else:
-        q.resubmitted = 0
         if q.last_avail == q.avail_seen:
             # Acquire: the ring entry and the descriptors were written before idx.
             available = vr_load_acquire_u16(&q.avail[1])
@@ -131,6 +130,7 @@ cdef Request *split_pop(Vring *q) noexcept nogil:
             break_ring(q, BROKEN_HEAD_BUSY)
             return NULL
         q.last_avail = <uint16_t> (q.last_avail + 1)
+        q.resubmitted = 0
         left = <uint16_t> (q.avail_seen - q.last_avail)
         if left >= DESCRIPTORS_AHEAD:
             prefetch_descriptor(q, <uint16_t> (q.last_avail + DESCRIPTORS_AHEAD - 1))

@@ -207,6 +207,7 @@ cdef class Virtqueue:
             else:
                 self.recover_split()
         q.signalled_used = q.used_idx
+        q.notify_off = 1        # a predecessor may have left it so
 
     def __dealloc__(self):
         cdef Vring *q = self.ring

@@ -58,6 +58,9 @@ cdef void install_setup(Vring *q, RingSetup *setup) noexcept nogil:
 
 cdef void break_ring(Vring *q, int reason) noexcept nogil:
     """Stop serving q; the IOThread reports it to the control plane. The first reason counts."""
+    # Lost memory reads as zeros, which make no sense as a ring either: name the cause.
+    if q.broken == NOT_BROKEN and reason != BROKEN_GUEST_MEMORY and faulted(q):
+        return
     if q.broken == NOT_BROKEN:
         q.broken = <uint8_t> reason
 

@@ -131,6 +131,10 @@ cdef class BlkDevice(QueueHandler):
     def set_driver_features(self, uint64_t features):
         """Take what the driver acknowledged (5.2.5: it decides the mode of the write cache)."""
         cdef uint32_t ranges = 0
+        # Front-ends say it again when a machine resumes or a migration begins, with queues
+        # running: the mode that the driver has chosen meanwhile must stay.
+        if features and features == self.driver_features:
+            return
         self.driver_features = features
         if features >> blk_config.F_DISCARD & 1:
             ranges |= RANGE_DISCARD

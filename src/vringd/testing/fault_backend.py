@@ -29,8 +29,8 @@ class FaultBackend(BlockBackend):
     def refresh_size(self) -> int:
         return self.inner.refresh_size()
 
-    def open_channel(self, *, io_uring: bool) -> Channel:
-        return FaultChannel(self.inner.open_channel(io_uring=io_uring), self.rules)
+    def open_channel(self, *, io_uring: bool, workers: int = 64) -> Channel:
+        return FaultChannel(self.inner.open_channel(io_uring=io_uring, workers=workers), self.rules)
 
     def close(self) -> None:
         self.inner.close()

@@ -339,15 +339,15 @@ def test_without_a_write_cache_each_write_is_durable(
             blk.flush()
             assert flushes(device) == before + 1
         with served(disk, writeback=False) as blk:
-            for write in (
-                lambda: blk.write(8, b"b" * 4096),
-                lambda: blk.write(16, bytes(4096)),
-                lambda: blk.write_zeroes((24, 8)),
-                lambda: blk.write(32, b"c" * 4096, split=Split(out=[16, 3])),
-            ):
-                before = flushes(device)
-                write()
-                assert flushes(device) > before
+            before = flushes(device)
+            blk.write(8, b"b" * 4096)
+            after_write = flushes(device)
+            blk.write(16, bytes(4096))  # noticed to be zeros
+            after_zeros = flushes(device)
+            blk.write_zeroes((24, 8))
+            after_write_zeroes = flushes(device)
+            blk.write(32, b"c" * 4096, split=Split(out=[16, 3]))
+            assert before < after_write < after_zeros < after_write_zeroes < flushes(device)
         disk.close()
 
 

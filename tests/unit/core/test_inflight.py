@@ -310,9 +310,9 @@ def test_batches_of_more_than_a_lap_notify_a_sleeping_driver(ram: GuestRam, laps
             driver.take_notifications()
             for _ in range(4 * laps - 1 - shift % 2):  # the driver looks itself, and goes on
                 numbered(driver, 0, 1)
-                (chain,) = [queue.pop()]
-                assert chain is not None
-                queue.push(chain, 0)
+                one = queue.pop()
+                assert one is not None
+                queue.push(one, 0)
                 assert queue.pop() is None  # publishes
                 assert len(take_all(driver)) == 1
             numbered(driver, 0, 3)
@@ -323,6 +323,40 @@ def test_batches_of_more_than_a_lap_notify_a_sleeping_driver(ram: GuestRam, laps
                 queue.notify()
             assert driver.wait(0.0, grace=0.0)
             assert len(take_all(driver)) == 3
+
+
+# ---- what else a predecessor leaves
+
+
+@LAYOUTS
+@pytest.mark.parametrize("event_idx", [False, True])
+def test_a_successor_asks_for_kicks_that_its_predecessor_did_not_want(
+    ram: GuestRam, packed: bool, event_idx: bool
+) -> None:
+    with DriverQueue(ram, 4, packed=packed, event_idx=event_idx) as driver:
+        make_queue(driver).disable_notification()
+        assert not make_queue(driver).enable_notification()
+        numbered(driver, 0, 1)
+        assert driver.kick_needed()
+
+
+@LAYOUTS
+def test_a_resubmitted_chain_can_be_put_back(ram: GuestRam, packed: bool) -> None:
+    with DriverQueue(ram, 4, packed=packed) as driver:
+        buffer = InflightBuffer.create(1, 4, packed)
+        queue = make_queue(driver, inflight=buffer)
+        numbered(driver, 0, 2)
+        pop_all(queue)
+        queue = successor(driver, buffer)
+        first, second = pop_all(queue)  # and saw that there is no third
+        queue.undo_pop(second)
+        assert queue.in_flight == 1
+        (again,) = pop_all(queue)
+        assert number(again) == 1
+        queue.push(again, 0)
+        queue.push(first, 0)
+        queue.publish()
+        assert take_all(driver) == [1, 0]
 
 
 # ---- buffers that are wrong
