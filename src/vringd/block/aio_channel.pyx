@@ -21,6 +21,7 @@ from vringd.core.vring cimport Request
 
 cdef enum:
     DEPTH = 1024                # operations in the kernel at once
+    RETRY_NS = 1000000
     BATCH = 128                 # io_submit's and io_getevents' at once
 
 
@@ -164,6 +165,11 @@ cdef class AioFileChannel(Channel):
         for i in range(self.prepared_count - sent):
             self.prepared[i] = self.prepared[sent + i]
         self.prepared_count -= sent
+
+    cdef uint64_t run_timers(self, uint64_t now) noexcept nogil:
+        # What the kernel did not take is tried again soon: with nothing of ours in flight, no
+        # completion would bring another turn.
+        return now + RETRY_NS if self.prepared_count else 0
 
     cdef void completed(self, iocb *block, int64_t result) noexcept nogil:
         cdef Request *req = <Request *> <uintptr_t> block.aio_data

@@ -23,10 +23,14 @@ class OpenFile:
     def __init__(self, path: str, flags: int) -> None:
         self.fd = os.open(path, flags | os.O_CLOEXEC)
 
-    def __del__(self) -> None:
+    def close(self) -> None:
+        """Close it now. Again does nothing."""
         fd, self.fd = getattr(self, "fd", -1), -1
         if fd >= 0:
             os.close(fd)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 class FileBackend(BlockBackend):
@@ -165,4 +169,4 @@ class FileBackend(BlockBackend):
 
     def close(self) -> None:
         # Closing the locked description gives the lock back; channels hold files of their own.
-        del self._file
+        self._file.close()

@@ -20,6 +20,7 @@ from vringd.core.vring cimport MAX_IOVECS
 cdef enum:
     ZERO_BYTES = 1 << 16        # size of the buffer of zeros
     ZERO_VECTORS = 16           # of it in one write: 1 MiB
+    BOUNCE_BYTES = 1 << 20      # most of a request that is copied at a time
     IOV_LIMIT = 1024            # IOV_MAX: what one system call takes
 
 
@@ -34,7 +35,9 @@ cdef struct Detour:             # Request.private of a transfer off the common p
     uint32_t count
     uint32_t first              # entries before it are finished
     uint8_t *bounce             # aligned stand-in for the guest's buffers, or NULL
-    iovec iov[MAX_IOVECS]
+    uint64_t bounce_size
+    iovec bounce_iov
+    iovec iov[MAX_IOVECS]       # what is left of the guest's buffers, from first on
 
 
 # Aligned for any O_DIRECT. Never written to, so one serves all threads.
@@ -74,7 +77,24 @@ cdef bint all_zeros(Request *req) noexcept nogil:
 
 # ---- reads and writes ---------------------------------------------------------------------------
 
+cdef void copy_bounce(Detour *detour, uint64_t nbytes, bint to_guest) noexcept nogil:
+    """Copy nbytes between the bounce buffer and the front of what is left of the vectors."""
+    cdef uint8_t *at = detour.bounce
+    cdef uint32_t i = detour.first
+    cdef size_t here
+    while nbytes:
+        here = min(nbytes, detour.iov[i].iov_len)
+        if to_guest:
+            memcpy(detour.iov[i].iov_base, at, here)
+        else:
+            memcpy(at, detour.iov[i].iov_base, here)
+        at += here
+        nbytes -= here
+        i += 1
+
+
 cdef inline void transfer_step(Request *req, Step *step) noexcept nogil:
+    """What is left of the transfer, or as much of it as goes in one call."""
     cdef Detour *detour = <Detour *> req.private
     step.kind = STEP_READ if req.op == OP_READ else STEP_WRITE
     step.dsync = req.flags & FLAG_FUA
@@ -82,9 +102,15 @@ cdef inline void transfer_step(Request *req, Step *step) noexcept nogil:
     step.length = req.length - req.progress
     if detour == NULL:
         step.iov, step.count = req.iov, req.niov
-    else:
+    elif detour.bounce == NULL:
         step.iov = &detour.iov[detour.first]
         step.count = detour.count - detour.first
+    else:
+        step.length = min(step.length, detour.bounce_size)
+        if req.op == OP_WRITE:
+            copy_bounce(detour, step.length, False)
+        detour.bounce_iov.iov_base, detour.bounce_iov.iov_len = detour.bounce, step.length
+        step.iov, step.count = &detour.bounce_iov, 1
     # The rest follows as after any short transfer.
     step.count = min(step.count, <uint32_t> IOV_LIMIT)
 
@@ -102,24 +128,17 @@ cdef bint take_detour(Request *req) noexcept nogil:
 
 
 cdef bint take_bounce(Request *req, uint64_t alignment) noexcept nogil:
-    """Transfer through one aligned buffer; a write's data are copied into it now."""
+    """Transfer through an aligned buffer, in pieces: a guest decides how long requests are."""
     cdef Detour *detour
-    cdef uint8_t *at
-    cdef uint32_t i
     if not take_detour(req):
         return False
     detour = <Detour *> req.private
-    # The disk's block size, of which length is a multiple, is a multiple of its alignment.
-    if posix_memalign(<void **> &detour.bounce, max(alignment, <uint64_t> 4096), req.length) != 0:
+    # Pieces stay aligned: the length is a multiple of the disk's block, and BOUNCE_BYTES is too.
+    detour.bounce_size = min(req.length, <uint64_t> BOUNCE_BYTES)
+    if posix_memalign(<void **> &detour.bounce, max(alignment, <uint64_t> 4096),
+                      detour.bounce_size) != 0:
         detour.bounce = NULL
         return False
-    if req.op == OP_WRITE:
-        at = detour.bounce
-        for i in range(req.niov):
-            memcpy(at, req.iov[i].iov_base, req.iov[i].iov_len)
-            at += req.iov[i].iov_len
-    detour.iov[0].iov_base, detour.iov[0].iov_len = detour.bounce, req.length
-    detour.count = 1
     return True
 
 
@@ -154,42 +173,41 @@ cdef void clear_rest(Request *req) noexcept nogil:
 
 cdef void transfer_done(Request *req, int64_t result, Step *step) noexcept nogil:
     cdef Detour *detour = <Detour *> req.private
-    cdef uint8_t *at
-    cdef uint32_t i
     if detour != NULL:
-        if result == 0 and detour.bounce != NULL and req.op == OP_READ:
-            at = detour.bounce
-            for i in range(req.niov):
-                memcpy(req.iov[i].iov_base, at, req.iov[i].iov_len)
-                at += req.iov[i].iov_len
         free(detour.bounce)
         free(detour)
         req.private = NULL
     done(step, result)
 
 
-cdef void transfer_result(Request *req, int64_t result, Step *step) noexcept nogil:
+cdef void transfer_result(FileTarget *target, Request *req, int64_t result,
+                          Step *step) noexcept nogil:
+    cdef Detour *detour = <Detour *> req.private
     if result == -EINTR or result == -EAGAIN:
         transfer_step(req, step)
         return
     if result < 0:
         transfer_done(req, result, step)
         return
+    if detour != NULL and detour.bounce != NULL and req.op == OP_READ:
+        copy_bounce(detour, <uint64_t> result, True)
     if req.progress + <uint64_t> result >= req.length:
         transfer_done(req, 0, step)
         return
-    if result == 0:
-        if req.op == OP_READ:
-            clear_rest(req)
-            transfer_done(req, 0, step)
-        else:
-            transfer_done(req, -ENOSPC, step)
+    if result == 0 and req.op == OP_WRITE:
+        transfer_done(req, -ENOSPC, step)
         return
     if req.private == NULL and not take_detour(req):
         transfer_done(req, -ENOMEM, step)
         return
     skip(req, <uint64_t> result)
     req.progress += <uint64_t> result
+    # O_DIRECT ends a read off its alignment only at the end of the file, and would refuse to go
+    # on from there.
+    if req.op == OP_READ and (result == 0 or (target.memory_alignment > 1 and result % 512)):
+        clear_rest(req)
+        transfer_done(req, 0, step)
+        return
     transfer_step(req, step)
 
 
@@ -320,7 +338,7 @@ cdef void first_step(FileTarget *target, Request *req, Step *step) noexcept nogi
 cdef void next_step(FileTarget *target, Request *req, int64_t result, Step *step) noexcept nogil:
     """What follows the step of req that had this result (as the system call's, or -errno)."""
     if req.phase == TRANSFER:
-        transfer_result(req, result, step)
+        transfer_result(target, req, result, step)
     elif req.phase == ALLOCATING:
         allocate_result(target, req, result, step)
     elif req.phase == ZEROING:

@@ -18,6 +18,7 @@ cdef class IOThread:
     cdef dict pending           # token: what must live until the answer
     cdef dict queues            # id of the Virtqueue: (Virtqueue, handler, channel)
     cdef dict channels          # id of the Channel: Channel
+    cdef set detaching          # ids of queues whose detach has not been answered
     cdef object next_token
     cdef object send(self, int kind, Virtqueue queue, QueueHandler handler, Channel channel,
                      RingSetup *setup, object keep)

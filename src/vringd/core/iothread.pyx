@@ -457,8 +457,8 @@ cdef class IOThread:
 
     name: shown by ps (15 bytes). cpu_affinity: CPU numbers, None: as inherited.
     poll_max_ns, poll_grow, poll_shrink: as QEMU's iothread object.
-    aio_max_batch: most requests in one submission, 0: as many as a turn brings. use_io_uring: False for the
-    epoll poller, None to use io_uring if this process may.
+    aio_max_batch: most requests in one submission, 0: as many as a turn brings. use_io_uring:
+    False for the epoll poller, None to use io_uring if this process may.
 
     Requests to the thread return a token; `events` tells when it has been done.
     """
@@ -477,6 +477,7 @@ cdef class IOThread:
         self.name = name
         self.cpu_affinity = None if cpu_affinity is None else tuple(cpu_affinity)
         self.pending, self.queues, self.channels = {}, {}, {}
+        self.detaching = set()
         self.next_token = 1
         if use_io_uring is None:
             use_io_uring = io_uring_available()
@@ -592,15 +593,18 @@ cdef class IOThread:
 
     def detach(self, Virtqueue queue not None):
         """Pop no more from queue, finish what is in flight, let go of it; a token."""
-        if id(queue) not in self.queues:
+        if id(queue) not in self.queues or id(queue) in self.detaching:
             raise ValueError(f"queue {queue.index} is not attached to {self.name}")
+        self.detaching.add(id(queue))
         return self.send(DETACH, queue, None, None, NULL, None)
 
     def update(self, Virtqueue queue not None, *, memory=None, log=..., log_addr=..., call_fd=None,
                enabled=None):
         """Replace parts of queue's set-up while it is served; a token.
 
-        call_fd is duplicated. Raises ValueError if the ring is not in the new memory.
+        call_fd is duplicated. New memory must hold all regions that requests in flight use: it
+        may add regions at any time and lose some only while nothing is in flight. Raises
+        ValueError if the ring is not in the new memory.
         """
         if id(queue) not in self.queues:
             raise ValueError(f"queue {queue.index} is not attached to {self.name}")
@@ -645,6 +649,7 @@ cdef class IOThread:
                 queue = held[0]
                 if message.kind == DETACH:
                     self.queues.pop(id(queue), None)
+                    self.detaching.discard(id(queue))
                 elif message.kind == ATTACH and message.status != 0:
                     self.queues.pop(id(queue), None)
                 elif message.kind == REMOVE_CHANNEL or (

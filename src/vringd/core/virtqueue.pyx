@@ -4,7 +4,7 @@ It is made when the front-end has described a ring completely, handed to an IOTh
 drained, and thrown away. Its positions outlive it as `base`, its counters as `stats`.
 """
 
-from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t, uintptr_t
 from libc.stdlib cimport calloc, free
 
 from vringd.core.inflight cimport (
@@ -253,6 +253,10 @@ cdef class Virtqueue:
         avail = translate_user(&memory.map, self.avail, avail_size, &guest)
         used = translate_user(&memory.map, self.used, used_size, &used_guest)
         desc = translate_user(&memory.map, self.desc, 16 * n, &guest)
+        if (<uintptr_t> desc % 16 or <uintptr_t> avail % (4 if packed else 2)
+                or <uintptr_t> used % 4):
+            # An aligned user address in a region that is mapped at an odd offset.
+            raise ValueError(f"queue {self.index}: the ring is not aligned in its memory file")
         setup.memory = &memory.map
         setup.desc, setup.ring = <vring_desc *> desc, <vring_packed_desc *> desc
         setup.avail, setup.driver_event = <uint16_t *> avail, <vring_packed_desc_event *> avail
