@@ -24,6 +24,7 @@ cdef class UringFileChannel(Channel):
                  bint discard=False, int detect_zeroes=0, bint registered_buffers=False):
         self.owner = owner
         self.wants_buffers = registered_buffers
+        self.needs_turns = False
         self.target.fd = fd
         self.target.memory_alignment = memory_alignment
         self.target.ignore_flush, self.target.discard = ignore_flush, discard
@@ -93,6 +94,7 @@ cdef class UringFileChannel(Channel):
         else:
             self.backlog_last.next = req
         self.backlog_last = req
+        self.needs_turns = True
 
     cdef void submit(self, Request *req) noexcept nogil:
         cdef Step step
@@ -112,6 +114,7 @@ cdef class UringFileChannel(Channel):
             if not self.issue(req, &step):
                 return
             self.backlog = req.next
+        self.needs_turns = False
 
     cdef void operation_done(self, Request *req, int32_t result) noexcept nogil:
         cdef Step step

@@ -55,6 +55,7 @@ cdef class NullChannel(Channel):
     def __init__(self, *, latency_ns, cpu_ns, bint read_zeroes, ServiceSlots slots=None):
         self.latency_ns, self.cpu_ns = latency_ns, cpu_ns
         self.read_zeroes = read_zeroes
+        self.needs_turns = latency_ns != 0
         self.slots = slots
         self.slots_pointer = <void *> slots if slots is not None else NULL
 

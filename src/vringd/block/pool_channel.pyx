@@ -18,6 +18,7 @@ cdef class PoolFileChannel(Channel):
                  bint discard=False, int detect_zeroes=0, int workers=16):
         self.owner = owner
         self.workers = workers
+        self.needs_turns = False
         self.target.fd = fd
         self.target.memory_alignment = memory_alignment
         self.target.ignore_flush, self.target.discard = ignore_flush, discard

@@ -47,6 +47,7 @@ cdef class QueueHandler:
 
 cdef class Channel:
     cdef ThreadState *thread    # set while started
+    cdef bint needs_turns       # flush and run_timers have something to do
     cdef bint wants_buffers     # guest memory of its queues is to be registered with the ring
     cdef int start(self) noexcept nogil
     cdef bint stop(self) noexcept nogil

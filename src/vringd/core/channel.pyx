@@ -26,8 +26,12 @@ cdef class Channel:
     """One IOThread's own path to a back-end.
 
     submit never fails: every outcome, good or bad, is handed to `finish`, from within submit or
-    later. Nothing else of a request may be touched after that.
+    later. Nothing else of a request may be touched after that. A channel that has nothing to do
+    between submissions and completions sets needs_turns to False, for as long as it likes.
     """
+
+    def __cinit__(self, *args, **kwargs):
+        self.needs_turns = True
 
     cdef int start(self) noexcept nogil:
         """Called first, in the IOThread; self.thread is set. 0 or a negative errno."""

@@ -243,6 +243,8 @@ cdef inline uint32_t serve(Vring *q) noexcept nogil:
         if q.used_pending >= PUBLISH_AFTER:
             vring_publish(q)
     if count:
+        if q.used_pending:      # a driver that looks need not wait for the rest of the turn
+            vring_publish(q)
         vr_count_u64(&q.stats.batches, 1)
         note_popped(q, q.clock[0], count)
     return count
@@ -352,6 +354,8 @@ cdef void run(ThreadState *t) noexcept nogil:
         worked += served
         deadline = 0
         for i in range(t.channel_count):
+            if not (<Channel> t.channels[i]).needs_turns:
+                continue
             (<Channel> t.channels[i]).flush()
             due = (<Channel> t.channels[i]).run_timers(t.now)
             if due and (deadline == 0 or due < deadline):

@@ -256,9 +256,8 @@ cdef bint split_enable_notification(Vring *q) noexcept nogil:
 
 
 cdef void split_disable_notification(Vring *q) noexcept nogil:
-    """Tell the driver not to kick. With EVENT_IDX nothing is to be done: an avail_event that the
-    driver has passed asks for no kick until it is moved."""
-    if not q.event_idx and not q.notify_off:
+    """Ask the driver not to kick (only without EVENT_IDX)."""
+    if not q.notify_off:
         vr_store_relaxed_u16(&q.used[0], VRING_USED_F_NO_NOTIFY)
         q.notify_off = 1
         if q.log != NULL:

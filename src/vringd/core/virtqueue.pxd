@@ -18,9 +18,10 @@ from vringd.core.packed cimport (
     packed_disable_notification, packed_enable_notification, packed_has_work, packed_pop,
     packed_publish, packed_push, packed_should_notify, packed_undo_pop)
 from vringd.core.split cimport (
-    split_disable_notification, split_enable_notification, split_has_work, split_pop,
-    split_publish, split_push, split_should_notify, split_undo_pop)
+    split_disable_notification, split_enable_notification, split_pop, split_publish, split_push,
+    split_should_notify, split_undo_pop)
 from vringd.core.stats cimport QueueStats
+from vringd.core.sys cimport vr_load_relaxed_u16
 from vringd.core.vring cimport Request, RingSetup, Vring
 
 
@@ -82,15 +83,20 @@ cdef inline bint vring_enable_notification(Vring *q) noexcept nogil:
 
 
 cdef inline void vring_disable_notification(Vring *q) noexcept nogil:
+    """Ask the driver not to kick. On a split ring with EVENT_IDX nothing is to be done: an
+    avail_event that the driver has passed asks for no kick until it is moved."""
     if q.packed:
         packed_disable_notification(q)
-    else:
+    elif not q.event_idx:
         split_disable_notification(q)
 
 
 cdef inline bint vring_has_work(Vring *q) noexcept nogil:
     """Whether vring_pop would find something: one load."""
-    return packed_has_work(q) if q.packed else split_has_work(q)
+    if q.packed:
+        return packed_has_work(q)
+    return (vr_load_relaxed_u16(&q.avail[1]) != q.last_avail
+            or q.resubmit_next < q.resubmit_count)
 
 
 cdef class OwnedFd:

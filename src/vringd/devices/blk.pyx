@@ -142,7 +142,7 @@ cdef class BlkDevice(QueueHandler):
             ranges |= RANGE_WRITE_ZEROES
         if features >> blk_config.F_SECURE_ERASE & 1:
             ranges |= RANGE_SECURE_ERASE
-        self.ranges = ranges
+        vr_store_relaxed_u32(&self.ranges, ranges)
         # A driver that can neither flush nor choose relies on each write being durable.
         vr_store_relaxed_u32(&self.writeback_now, self.default_writeback and bool(
             features >> blk_config.F_FLUSH & 1 or features >> blk_config.F_CONFIG_WCE & 1))
@@ -255,7 +255,7 @@ cdef class BlkDevice(QueueHandler):
             req.op, needed = OP_WRITE_ZEROES, RANGE_WRITE_ZEROES
         elif kind == VIRTIO_BLK_T_SECURE_ERASE:
             req.op, needed = OP_SECURE_ERASE, RANGE_SECURE_ERASE
-        if not self.ranges & needed:
+        if not vr_load_relaxed_u32(&self.ranges) & needed:
             self.refuse(q, req, VIRTIO_BLK_S_UNSUPP)
             return
         count = <uint32_t> (size // sizeof(virtio_blk_discard_write_zeroes))
