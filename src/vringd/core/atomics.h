@@ -38,6 +38,11 @@ static inline void vr_store_relaxed_u16(void *p, uint16_t v)
     __atomic_store_n((uint16_t *)p, v, __ATOMIC_RELAXED);
 }
 
+static inline uint8_t vr_load_relaxed_u8(const void *p)
+{
+    return __atomic_load_n((const uint8_t *)p, __ATOMIC_RELAXED);
+}
+
 static inline void vr_store_relaxed_u8(void *p, uint8_t v)
 {
     __atomic_store_n((uint8_t *)p, v, __ATOMIC_RELAXED);

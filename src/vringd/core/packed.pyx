@@ -15,7 +15,8 @@ from vringd.core.sys cimport (
     VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_DESC_F_WRITE, VRING_PACKED_EVENT_FLAG_DESC,
     VRING_PACKED_EVENT_FLAG_DISABLE, VRING_PACKED_EVENT_FLAG_ENABLE, vr_fence_compiler,
     vr_fence_full, vr_likely, vr_load_acquire_u16, vr_load_relaxed_u16, vr_store_relaxed_u16,
-    vr_store_relaxed_u32, vr_store_release_u16, vr_unlikely, vring_packed_desc)
+    vr_store_relaxed_u32, vr_store_relaxed_u8, vr_store_release_u16, vr_unlikely,
+    vring_packed_desc)
 from vringd.core.vring cimport (
     BROKEN_EMPTY_CHAIN, BROKEN_HEAD_BUSY, BROKEN_INDIRECT, BROKEN_LOOP, BROKEN_TOO_MANY,
     MAX_DESCRIPTORS, Request, Vring, add_segment, begin_request, break_ring, faulted, log_written)
@@ -175,8 +176,9 @@ cdef inline bint take_chain(Vring *q, Request **popped) noexcept nogil:
         if req.ndescs + q.claimed >= q.size:
             break_ring(q, BROKEN_HEAD_BUSY if q.claimed else BROKEN_LOOP)
             return False
-    q.last_avail = at
-    q.avail_wrap = wrap
+    # Relaxed, not plain: the control plane may look (Virtqueue.base).
+    vr_store_relaxed_u16(&q.last_avail, at)
+    vr_store_relaxed_u8(&q.avail_wrap, wrap)
     q.claimed += req.ndescs
     q.resubmitted = 0
     if inflight != NULL:
@@ -311,8 +313,8 @@ cdef void packed_publish(Vring *q) noexcept nogil:
     q.unsignalled += q.pending_heads
     q.fresh_entries += q.used_pending
     q.claimed -= q.used_pending
-    q.used_idx = <uint16_t> used
-    q.used_wrap = wrap
+    vr_store_relaxed_u16(&q.used_idx, <uint16_t> used)
+    vr_store_relaxed_u8(&q.used_wrap, wrap)
     q.used_pending = 0
     q.pending_heads = 0
 

@@ -129,7 +129,8 @@ cdef Request *split_pop(Vring *q) noexcept nogil:
         if vr_unlikely(req.in_flight):
             break_ring(q, BROKEN_HEAD_BUSY)
             return NULL
-        q.last_avail = <uint16_t> (q.last_avail + 1)
+        # Relaxed, not plain: the control plane may look (Virtqueue.base).
+        vr_store_relaxed_u16(&q.last_avail, <uint16_t> (q.last_avail + 1))
         q.resubmitted = 0
         left = <uint16_t> (q.avail_seen - q.last_avail)
         if left >= DESCRIPTORS_AHEAD:

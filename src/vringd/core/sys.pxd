@@ -10,6 +10,7 @@ cdef extern from "atomics.h" nogil:
     uint16_t vr_load_relaxed_u16(const void *p) noexcept
     void vr_store_release_u16(void *p, uint16_t v) noexcept
     void vr_store_relaxed_u16(void *p, uint16_t v) noexcept
+    uint8_t vr_load_relaxed_u8(const void *p) noexcept
     void vr_store_relaxed_u8(void *p, uint8_t v) noexcept
     uint32_t vr_load_acquire_u32(const void *p) noexcept
     uint32_t vr_load_relaxed_u32(const void *p) noexcept

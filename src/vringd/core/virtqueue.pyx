@@ -14,8 +14,8 @@ from vringd.core.memory cimport translate_user
 from vringd.core.sys cimport (
     F_DUPFD_CLOEXEC, F_GETFL, O_NONBLOCK, VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED,
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, alloc_lines, close, errno, fcntl,
-    vr_load_relaxed_u16, vr_now_ns, vring_desc, vring_packed_desc, vring_packed_desc_event,
-    vring_used_elem, write)
+    vr_load_relaxed_u16, vr_load_relaxed_u8, vr_now_ns, vring_desc, vring_packed_desc,
+    vring_packed_desc_event, vring_used_elem, write)
 from vringd.core.vring cimport (
     INLINE_IOVECS, MAX_QUEUE_SIZE as MAX_SIZE, RingSetup, broken_text, install_setup, interrupt)
 
@@ -417,9 +417,11 @@ cdef class Virtqueue:
         """The ring's position as GET_VRING_BASE wants it; exact while no IOThread has it."""
         cdef Vring *q = self.ring
         if not q.packed:
-            return q.last_avail
-        return (q.last_avail | <uint32_t> q.avail_wrap << 15 | <uint32_t> q.used_idx << 16
-                | <uint32_t> q.used_wrap << 31)
+            return vr_load_relaxed_u16(&q.last_avail)
+        return (vr_load_relaxed_u16(&q.last_avail)
+                | <uint32_t> vr_load_relaxed_u8(&q.avail_wrap) << 15
+                | <uint32_t> vr_load_relaxed_u16(&q.used_idx) << 16
+                | <uint32_t> vr_load_relaxed_u8(&q.used_wrap) << 31)
 
     @property
     def broken(self):
