@@ -41,7 +41,7 @@ def serve_for(
 def test_under_load_both_ways_are_measured(ram: GuestRam, io_uring: bool) -> None:
     with Worker(io_uring=io_uring) as worker:
         seen, rate = serve_for(worker, ram, 0.5, io_uring=io_uring)
-        if rate < 24_000:
+        if rate < 15_000:
             pytest.skip(f"the fake driver made {rate:.0f} requests a second: load begins at 12,000")
         # Load begins with spinning; whether sleeping proves as good is the machine's affair.
         assert "spin" in seen
