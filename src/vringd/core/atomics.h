@@ -156,16 +156,6 @@ static inline void vr_fence_full(void)
 }
 #endif
 
-static inline void vr_fence_acquire(void)
-{
-    __atomic_thread_fence(__ATOMIC_ACQUIRE);
-}
-
-static inline void vr_fence_release(void)
-{
-    __atomic_thread_fence(__ATOMIC_RELEASE);
-}
-
 /* Keep the compiler from moving stores across (the same thread's signal handler, or a crash of
  * this process after which only the order of stores to shared memory counts). */
 static inline void vr_fence_compiler(void)

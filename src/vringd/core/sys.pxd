@@ -30,8 +30,6 @@ cdef extern from "atomics.h" nogil:
     void *vr_load_acquire_ptr(void **p) noexcept
     void vr_push_ptr(void **head, void *entry, void **next_of_entry) noexcept
     void vr_fence_full() noexcept
-    void vr_fence_acquire() noexcept
-    void vr_fence_release() noexcept
     void vr_fence_compiler() noexcept
     void vr_relax() noexcept
 
