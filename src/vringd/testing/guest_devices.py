@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +12,7 @@ Properties = dict[str, object]
 
 
 @dataclass(frozen=True)
-class VhostUserDevice:
+class VhostUserDevice(abc.ABC):
     """What all kinds have in common; use one of the subclasses.
 
     `socket` is the server's Unix socket. With `reconnect_ms` QEMU connects again that many
@@ -57,8 +58,9 @@ class VhostUserDevice:
         result.update(self.extra)
         return result
 
+    @abc.abstractmethod
     def _queue_properties(self) -> Properties:
-        raise NotImplementedError
+        """The properties that say how many queues the device has, and how large."""
 
 
 @dataclass(frozen=True)
