@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 
 from hypothesis import HealthCheck, settings
 
@@ -12,3 +13,8 @@ settings.register_profile(
     "sanitizers", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+# Tests with many rings have both ends' descriptors in one process.
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+if hard != resource.RLIM_INFINITY:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -195,3 +195,40 @@ def test_virtiofs_device(folder: Path, boot_guest: BootGuest) -> None:
         guest.output("mount -t virtiofs shared /mnt && echo from the guest >/mnt/new")
         assert guest.output("cat /mnt/there") == "from the host"
         assert (shared / "new").read_text() == "from the guest\n"
+
+
+def test_guest_is_started_again_when_qemu_aborts(
+    boot_guest: BootGuest, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    wait_ready = Guest._wait_ready
+    attempts: list[int] = []
+
+    def abort_once(guest: Guest, complaint: str) -> None:
+        attempts.append(guest.pid)
+        if len(attempts) == 1:
+            assert guest._files is not None
+            with guest._files.qemu_log.open("a") as log:
+                log.write("qemu-system-x86_64: hw/x.c:1: f: Assertion `a' failed.\n")
+            raise GuestDiedError("QEMU closed the agent's channel")
+        wait_ready(guest, complaint)
+
+    monkeypatch.setattr(Guest, "_wait_ready", abort_once)
+    assert boot_guest(cpus=1).output("echo up") == "up"
+    assert len(set(attempts)) == 2
+    assert "started again" in caplog.text
+
+
+def test_other_deaths_of_qemu_are_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[int] = []
+
+    def die(guest: Guest, complaint: str) -> None:
+        attempts.append(guest.pid)
+        assert guest._files is not None
+        with guest._files.qemu_log.open("a") as log:
+            log.write("qemu-system-x86_64: hw/virtio/vhost.c:1: f: Assertion `a' failed.\n")
+        raise GuestDiedError("QEMU closed the agent's channel")
+
+    monkeypatch.setattr(Guest, "_wait_ready", die)
+    with pytest.raises(GuestDiedError), Guest(cpus=1):
+        pytest.fail("the guest started")
+    assert len(attempts) == 1

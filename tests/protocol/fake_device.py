@@ -17,7 +17,7 @@ CONFIG_WRITABLE = 32  # the only byte of configuration space that can be written
 
 
 class FakeDevice:
-    """A `QueueHost` whose queues are polled by a task each, and which writes down what happens.
+    """A `QueueHost` whose queues are polled by one task, and which writes down what happens.
 
     While `holding`, popped requests are kept back until `release`.
     """
@@ -36,8 +36,9 @@ class FakeDevice:
         self.events: list[tuple[Any, ...]] = []
         self.queues: dict[int, Virtqueue] = {}
         self.holding = False
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._poller: asyncio.Task[None] | None = None
         self._held: dict[int, list[Chain]] = {}
+        self._polled: set[int] = set()
 
     def set_driver_features(self, features: int) -> None:
         self.driver_features = features
@@ -57,17 +58,20 @@ class FakeDevice:
         self.events.append(("start", queue.index))
         self.queues[queue.index] = queue
         self._held[queue.index] = []
-        self._tasks[queue.index] = asyncio.create_task(self._poll(queue))
+        self._polled.add(queue.index)
+        if self._poller is None:
+            self._poller = asyncio.create_task(self._poll_all())
 
     async def stop_queue(self, queue: Virtqueue) -> None:
         assert self.queues[queue.index] is queue
-        task = self._tasks.pop(queue.index)
-        task.cancel()
-        await asyncio.wait({task})
+        self._polled.discard(queue.index)
         while self.holding and self._held[queue.index]:
             await asyncio.sleep(0.001)
         self._complete(queue, self._held.pop(queue.index))
         del self.queues[queue.index]
+        if not self.queues and self._poller is not None:
+            self._poller.cancel()
+            self._poller = None
         self.events.append(("stop", queue.index))
 
     async def update_queue(self, queue: Virtqueue, **changes: Any) -> None:
@@ -97,17 +101,21 @@ class FakeDevice:
             if event[:2] == ("update", index) and what in event[2]
         ]
 
-    async def _poll(self, queue: Virtqueue) -> None:
-        held = self._held[queue.index]
+    async def _poll_all(self) -> None:
         while True:
-            while (chain := queue.pop()) is not None:
-                held.append(chain)
-            if queue.broken is not None:
-                self.break_queue(queue.index, queue.broken)
-                return
-            if not self.holding:
-                self._complete(queue, held)
+            for index in list(self._polled):
+                self._poll(self.queues[index])
             await asyncio.sleep(0.001)
+
+    def _poll(self, queue: Virtqueue) -> None:
+        held = self._held[queue.index]
+        while (chain := queue.pop()) is not None:
+            held.append(chain)
+        if queue.broken is not None:
+            self._polled.discard(queue.index)
+            self.break_queue(queue.index, queue.broken)
+        elif not self.holding:
+            self._complete(queue, held)
 
     def _complete(self, queue: Virtqueue, chains: list[Chain]) -> None:
         for chain in chains:

@@ -9,7 +9,9 @@ given to it is ``/dev/vda``. Booting takes about 3 s of an idle core.
 
 from __future__ import annotations
 
+import logging
 import os
+import re
 import shutil
 import tempfile
 import time
@@ -27,7 +29,11 @@ from vringd.testing.peer_process import PeerProcess
 from vringd.testing.peers import PeerFailedError
 from vringd.testing.qmp_client import QmpClient
 
+logger = logging.getLogger("vringd.testing")
+
 _SHOWN_LINES: Final = 30
+_BOOT_ATTEMPTS: Final = 3
+_ABORTED: Final = re.compile(r"^qemu-system-\S+: (?!.*(?:vhost|virtio)).*Assertion .* failed", re.M)
 
 
 class GuestError(RuntimeError):
@@ -99,11 +105,11 @@ class Guest:
         image = self._image or guest_image()
         self._files = GuestFiles(Path(tempfile.mkdtemp(dir=_common_folder())))
         try:
-            self._progress("starting QEMU")
-            self._start_qemu(image, self._files)
-            if not self._incoming:
-                self._progress("booting Linux")
-                self._wait_ready("the guest did not boot")
+            if self._incoming:
+                self._progress("starting QEMU")
+                self._start_qemu(image, self._files)
+            else:
+                self._boot(image, self._files)
                 self._progress(f"the guest is up after {time.monotonic() - started:.1f} s")
         except BaseException:
             self.close()
@@ -111,6 +117,12 @@ class Guest:
 
     def close(self) -> None:
         """Ends the guest at once and removes its files; harmless when it has ended."""
+        self._end_qemu()
+        if self._files is not None:
+            shutil.rmtree(self._files.folder, ignore_errors=True)
+            self._files = None
+
+    def _end_qemu(self) -> None:
         if self._qmp is not None:
             self._qmp.close()
             self._qmp = None
@@ -120,9 +132,6 @@ class Guest:
         if self._process is not None:
             self._process.stop()
             self._process = None
-        if self._files is not None:
-            shutil.rmtree(self._files.folder, ignore_errors=True)
-            self._files = None
 
     def power_off(self, timeout: float = 30.0) -> None:
         """Powers the guest off from inside and waits for QEMU's end."""
@@ -263,6 +272,30 @@ class Guest:
 
     # Inner parts
 
+    def _boot(self, image: GuestImage, files: GuestFiles) -> None:
+        """Starts QEMU and waits for the guest's shell, again if QEMU aborts.
+
+        Emulated processors that write to a device while another one maps memory make QEMU
+        10 abort now and then: it looks at a translation entry after it waited for its lock
+        (accel/tcg/cputlb.c), and the write reaches another device's registers. Any other end
+        of QEMU is raised at once, and so is one that names virtio or vhost.
+        """
+        for attempt in range(_BOOT_ATTEMPTS):
+            self._progress("starting QEMU")
+            try:
+                self._start_qemu(image, files)
+                self._progress("booting Linux")
+                self._wait_ready("the guest did not boot")
+                return
+            except GuestDiedError as error:
+                last = attempt == _BOOT_ATTEMPTS - 1
+                if last or not _ABORTED.search(self._process.output() if self._process else ""):
+                    raise
+                logger.warning("QEMU aborted, the guest is started again: %s", error)
+                self._end_qemu()
+                for path in (files.agent, files.qmp, files.console, files.qemu_log):
+                    path.unlink(missing_ok=True)
+
     def _start_qemu(self, image: GuestImage, files: GuestFiles) -> None:
         machine = this_machine()
         arguments = qemu_arguments(
@@ -354,5 +387,6 @@ def _last_lines(text: str) -> str:
 
 def _until_call_trace(console: str) -> str:
     """Keeps a panic's reason in view: what follows it is a long call trace."""
-    at = console.find("Kernel panic")
-    return console if at < 0 else console[: at + 1500]
+    lines = console.splitlines()
+    panic = next((n for n, line in enumerate(lines) if "Kernel panic" in line), len(lines))
+    return "\n".join(lines[: panic + _SHOWN_LINES // 2])
