@@ -56,7 +56,7 @@ class Daemon:
     async def _start(self) -> None:
         plan = plan_iothreads(self.options.iothreads, self.options.exports)
         for thread_options in plan.iothreads:
-            self._start_thread(thread_options)
+            self.add_iothread(thread_options)
         for node in self.options.blockdevs:
             self.backends[node.node_name] = open_backend(node)
         for export_options in self.options.exports:
@@ -67,7 +67,10 @@ class Daemon:
         for server in self.servers.values():
             server.start()
 
-    def _start_thread(self, options: IOThreadOptions) -> None:
+    def add_iothread(self, options: IOThreadOptions) -> None:
+        """Start one more IOThread. Raises OptionError for a name in use, ResourceError."""
+        if options.id in self.threads:
+            raise OptionError(f"{options.origin}: id={options.id} is in use; choose another")
         try:
             thread = ManagedThread(
                 IOThread(
@@ -86,6 +89,19 @@ class Daemon:
                 f"{options.origin or f'IOThread {options.id}'}: {describe(error)}"
             ) from error
         self.threads[options.id] = thread
+
+    async def remove_iothread(self, name: str) -> None:
+        """End an IOThread that serves no queue. Raises OptionError for any other name."""
+        thread = self.threads.get(name)
+        if thread is None:
+            raise OptionError(f"there is no IOThread {name!r}")
+        for export in self.exports.values():
+            if thread in export.used_threads():
+                raise OptionError(
+                    f"IOThread {name!r} serves queues of export {export.name!r}; move them first"
+                )
+        del self.threads[name]
+        await thread.stop()
 
     async def _open_export(self, options: ExportOptions, queues: tuple[str, ...]) -> None:
         export = BlkExport(

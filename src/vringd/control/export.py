@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
 from vringd.block.backend import BlockBackend
+from vringd.control.channels import ChannelSet
 from vringd.control.errors import OptionError
 from vringd.control.schema import VhostUserBlkOptions
 from vringd.control.threads import ManagedThread
-from vringd.core.channel import Channel
 from vringd.core.memory import DirtyLog, GuestMemory
 from vringd.core.stats import QueueStats
 from vringd.core.virtqueue import Virtqueue
@@ -59,7 +59,8 @@ def blk_settings(options: VhostUserBlkOptions, backend: BlockBackend) -> BlkSett
 class BlkExport:
     """Implements `vhost_user.host.QueueHost` for a virtio-blk device.
 
-    threads: the IOThread of each queue. Every (export, IOThread) pair has a channel of its own.
+    threads: the IOThread of each queue, at first; `move_queue` changes it. Every (export,
+    IOThread) pair has a channel of its own.
     """
 
     def __init__(
@@ -75,7 +76,11 @@ class BlkExport:
         self.stats = [QueueStats() for _ in range(options.num_queues)]
         self.on_config_change: Callable[[], None] | None = None
         self.on_queue_broken: Callable[[int, str], None] | None = None
-        self._channels: dict[str, Channel] = {}
+        self._channels = ChannelSet(backend)
+        self._running: dict[int, Virtqueue] = {}
+        self._targets: dict[int, ManagedThread] = {}  # of the moves under way
+        # A queue is started, stopped, updated or moved by one task at a time.
+        self._turns = [asyncio.Lock() for _ in range(options.num_queues)]
 
     # ---- QueueHost ---------------------------------------------------------------------------
 
@@ -110,13 +115,14 @@ class BlkExport:
         self.device.write_config(offset, data)
 
     async def start_queue(self, queue: Virtqueue) -> None:
-        thread = self.threads[queue.index]
-        await thread.attach(
-            queue, self.device, self._channels[thread.name], partial(self._broken, queue.index)
-        )
+        async with self._turns[queue.index]:
+            await self._attach(queue, self.threads[queue.index])
+            self._running[queue.index] = queue
 
     async def stop_queue(self, queue: Virtqueue) -> None:
-        await self.threads[queue.index].detach(queue)
+        async with self._turns[queue.index]:
+            await self.threads[queue.index].detach(queue)
+            del self._running[queue.index]
 
     async def update_queue(
         self,
@@ -127,36 +133,79 @@ class BlkExport:
         log_addr: int | Unchanged | None = UNCHANGED,
         call_fd: int | Unchanged = UNCHANGED,
     ) -> None:
-        await self.threads[queue.index].update(
-            queue,
-            memory=None if isinstance(memory, Unchanged) else memory,
-            log=... if isinstance(log, Unchanged) else log,
-            log_addr=... if isinstance(log_addr, Unchanged) else log_addr,
-            call_fd=None if isinstance(call_fd, Unchanged) else call_fd,
-        )
+        async with self._turns[queue.index]:
+            await self.threads[queue.index].update(
+                queue,
+                memory=None if isinstance(memory, Unchanged) else memory,
+                log=... if isinstance(log, Unchanged) else log,
+                log_addr=... if isinstance(log_addr, Unchanged) else log_addr,
+                call_fd=None if isinstance(call_fd, Unchanged) else call_fd,
+            )
 
     def reset(self) -> None:
         self.device.reset()
+
+    # ---- mapping -----------------------------------------------------------------------------
+
+    async def move_queue(self, index: int, thread: ManagedThread) -> None:
+        """Have another IOThread serve a queue from now on, running or not.
+
+        What is in flight is finished in the old thread first; the guest notices nothing but that.
+        Raises IndexError for a queue that the device does not have, OSError or ValueError when
+        the new thread cannot take it: then the old one goes on.
+        """
+        if not 0 <= index < self.num_queues:
+            raise IndexError(f"there is no queue {index}, the device has {self.num_queues}")
+        # When the caller is cancelled the move goes on: a queue that is half handed over would
+        # be neither here nor there.
+        await asyncio.shield(asyncio.ensure_future(self._move_queue(index, thread)))
+
+    async def _move_queue(self, index: int, thread: ManagedThread) -> None:
+        async with self._turns[index]:
+            old = self.threads[index]
+            if thread is old:
+                return
+            self._targets[index] = thread
+            try:
+                await self._channels.open(thread)
+                queue = self._running.get(index)
+                if queue is not None:
+                    await old.detach(queue)
+                    try:
+                        await self._attach(queue, thread)
+                    except OSError:
+                        await self._attach(queue, old)
+                        raise
+                self.threads[index] = thread
+            finally:
+                del self._targets[index]
+                await self._channels.keep_only(self.used_threads)
+
+    async def set_mapping(self, threads: Sequence[ManagedThread]) -> None:
+        """Move every queue to its IOThread in `threads`, one after the other."""
+        if len(threads) != self.num_queues:
+            raise ValueError(f"{len(threads)} IOThreads for {self.num_queues} queues")
+        for index, thread in enumerate(threads):
+            await self.move_queue(index, thread)
+
+    async def _attach(self, queue: Virtqueue, thread: ManagedThread) -> None:
+        channel = await self._channels.open(thread)
+        await thread.attach(queue, self.device, channel, partial(self._broken, queue.index))
+
+    def used_threads(self) -> set[ManagedThread]:
+        """The IOThreads that serve a queue, or are about to."""
+        return {*self.threads, *self._targets.values()}
 
     # ---- life --------------------------------------------------------------------------------
 
     async def open(self) -> None:
         """Start a channel in every IOThread of the mapping. Raises OSError or ValueError."""
         for thread in self.threads:
-            if thread.name not in self._channels:
-                channel = self.backend.open_channel(
-                    io_uring=thread.uses_io_uring, workers=thread.workers
-                )
-                await thread.add_channel(channel)
-                self._channels[thread.name] = channel
+            await self._channels.open(thread)
 
     async def close(self) -> None:
         """Stop the channels; no queue is attached any more."""
-        by_name = {thread.name: thread for thread in self.threads}
-        for name, channel in list(self._channels.items()):
-            with contextlib.suppress(OSError):
-                await by_name[name].remove_channel(channel)
-            del self._channels[name]
+        await self._channels.keep_only(set)
 
     def _broken(self, index: int, reason: str) -> None:
         if self.on_queue_broken is not None:
