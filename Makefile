@@ -43,6 +43,8 @@ lint: build
 	$(BIN)/ruff format --check .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint src
 	$(BIN)/mypy
+	MYPYPATH=src $(BIN)/stubtest --ignore-disjoint-bases \
+	  --allowlist tools/stubtest-allowlist.txt --ignore-unused-allowlist $$(cd src && find vringd -name '*.pyi' | sed 's|/|.|g; s|\.pyi$$||')
 
 format: build
 	$(BIN)/ruff format .

@@ -1,7 +1,7 @@
 from vringd.core.channel import Channel
 
 class ServiceSlots:
-    def __init__(self, count: int) -> None: ...
+    def __new__(cls, count: int) -> ServiceSlots: ...
 
 class NullChannel(Channel):
     def __init__(

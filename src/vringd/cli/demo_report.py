@@ -6,13 +6,11 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from vringd.control.export import BlkExport
+from vringd.core.snapshots import OpSnapshot, QueueSnapshot
 from vringd.core.stats import KINDS, percentile
-
-if TYPE_CHECKING:
-    from vringd.core.stats import OpSnapshot, QueueSnapshot
 
 _WIDTH: Final = 44
 

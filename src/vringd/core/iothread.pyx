@@ -449,7 +449,7 @@ cdef void *thread_main(void *argument) noexcept nogil:
 
 # ---- the control plane's side -------------------------------------------------------------------
 
-KIND_NAMES = {
+_KIND_NAMES = {
     READY: "ready", ATTACH: "attach", DETACH: "detach", UPDATE: "update",
     ADD_CHANNEL: "add-channel", REMOVE_CHANNEL: "remove-channel", STOP: "stop", BROKEN: "broken",
     FAILED: "failed",
@@ -641,7 +641,7 @@ cdef class IOThread:
         message = take_messages(&self.state.outbox)
         while message != NULL:
             following = <Message *> message.next
-            kind = KIND_NAMES[message.kind]
+            kind = _KIND_NAMES[message.kind]
             queue = None
             if message.kind == FAILED:
                 result.append((kind, 0, message.status, None))

@@ -1,24 +1,8 @@
 from collections.abc import Sequence
-from typing import TypedDict
+
+from vringd.core.snapshots import QueueSnapshot
 
 KINDS: tuple[str, ...]
-
-class OpSnapshot(TypedDict):
-    ops: int
-    bytes: int
-    errors: int
-    histogram: list[int]
-
-class QueueSnapshot(TypedDict):
-    read: OpSnapshot
-    write: OpSnapshot
-    flush: OpSnapshot
-    discard: OpSnapshot
-    other: OpSnapshot
-    kicks: int
-    notifications: int
-    batches: int
-    invalid: int
 
 class QueueStats:
     def snapshot(self) -> QueueSnapshot: ...
