@@ -57,7 +57,7 @@ cdef class AioFileChannel(Channel):
 
     cdef int start(self) noexcept nogil:
         cdef uint32_t i
-        cdef int rc = pool_start(&self.pool, &self.target, self.thread, 4)
+        cdef int rc = pool_start(&self.pool, &self.target, self.thread, 0, 4)
         if rc != 0:
             return rc
         if syscall(SYS_io_setup, DEPTH, &self.context) != 0:

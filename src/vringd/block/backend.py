@@ -31,6 +31,18 @@ class BlockLimits:
     rotational: bool = False
 
 
+@dataclass(frozen=True)
+class WorkerLimits:
+    """Threads of a channel that makes blocking calls: minimum are there from the start, load
+    brings more, up to maximum."""
+
+    minimum: int = 0
+    maximum: int = 64
+
+
+DEFAULT_WORKERS = WorkerLimits()
+
+
 class BlockBackend(abc.ABC):
     """A disk, opened. node_name: the user's name for it. read_only: writes are refused."""
 
@@ -48,7 +60,7 @@ class BlockBackend(abc.ABC):
         return self.size
 
     @abc.abstractmethod
-    def open_channel(self, *, io_uring: bool, workers: int = 64) -> Channel:
+    def open_channel(self, *, io_uring: bool, workers: WorkerLimits = DEFAULT_WORKERS) -> Channel:
         """A new channel for one IOThread; io_uring says whether that thread has a ring, workers
         how many threads a channel may use that needs some.
 

@@ -8,7 +8,7 @@ import stat
 
 from vringd.block import locking, probe
 from vringd.block.aio_channel import AioFileChannel
-from vringd.block.backend import BlockBackend, BlockLimits
+from vringd.block.backend import DEFAULT_WORKERS, BlockBackend, BlockLimits, WorkerLimits
 from vringd.block.file_channel import UringFileChannel
 from vringd.block.pool_channel import PoolFileChannel
 from vringd.core.channel import Channel
@@ -127,7 +127,7 @@ class FileBackend(BlockBackend):
         self._size = probe.file_size(self._file.fd)
         return self._size
 
-    def open_channel(self, *, io_uring: bool, workers: int = 64) -> Channel:
+    def open_channel(self, *, io_uring: bool, workers: WorkerLimits = DEFAULT_WORKERS) -> Channel:
         # Each channel has an open file of its own, so that no IOThread waits for another one's
         # lock on the file position or on io_uring's registered file.
         own = self._open()
@@ -164,7 +164,8 @@ class FileBackend(BlockBackend):
             ignore_flush=self._no_flush,
             discard=self._discard,
             detect_zeroes=self._detect_zeroes,
-            workers=workers,
+            min_workers=workers.minimum,
+            max_workers=workers.maximum,
         )
 
     def close(self) -> None:

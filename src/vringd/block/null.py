@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vringd.block.backend import BlockBackend, BlockLimits
+from vringd.block.backend import DEFAULT_WORKERS, BlockBackend, BlockLimits, WorkerLimits
 from vringd.block.null_channel import NullChannel, ServiceSlots
 from vringd.core.channel import Channel
 
@@ -48,7 +48,7 @@ class NullBackend(BlockBackend):
         """Pretend to have become size bytes long."""
         self._size = size
 
-    def open_channel(self, *, io_uring: bool, workers: int = 64) -> Channel:
+    def open_channel(self, *, io_uring: bool, workers: WorkerLimits = DEFAULT_WORKERS) -> Channel:
         return NullChannel(
             latency_ns=self._latency_ns,
             cpu_ns=self._cpu_ns,

@@ -10,5 +10,6 @@ class PoolFileChannel(Channel):
         ignore_flush: bool = False,
         discard: bool = False,
         detect_zeroes: int = 0,
-        workers: int = 16,
+        min_workers: int = 0,
+        max_workers: int = 64,
     ) -> None: ...

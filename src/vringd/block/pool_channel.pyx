@@ -7,17 +7,21 @@ from vringd.core.vring cimport Request
 
 
 cdef class PoolFileChannel(Channel):
-    """owner: the file's owner, kept alive; fd: its descriptor; workers: most threads."""
+    """owner: the file's owner, kept alive; fd: its descriptor.
+
+    min_workers: threads that are there from the start; max_workers: most that load brings.
+    """
 
     cdef FileTarget target
     cdef WorkerPool pool
     cdef object owner
-    cdef int workers
+    cdef int min_workers, max_workers
 
     def __init__(self, owner, int fd, *, memory_alignment=1, bint ignore_flush=False,
-                 bint discard=False, int detect_zeroes=0, int workers=16):
+                 bint discard=False, int detect_zeroes=0, int min_workers=0,
+                 int max_workers=64):
         self.owner = owner
-        self.workers = workers
+        self.min_workers, self.max_workers = min_workers, max_workers
         self.needs_turns = False
         self.target.fd = fd
         self.target.memory_alignment = memory_alignment
@@ -25,7 +29,8 @@ cdef class PoolFileChannel(Channel):
         self.target.detect_zeroes = <unsigned char> detect_zeroes
 
     cdef int start(self) noexcept nogil:
-        return pool_start(&self.pool, &self.target, self.thread, self.workers)
+        return pool_start(&self.pool, &self.target, self.thread, self.min_workers,
+                          self.max_workers)
 
     cdef bint stop(self) noexcept nogil:
         pool_stop(&self.pool)

@@ -21,6 +21,6 @@ cdef struct WorkerPool:
 
 
 cdef int pool_start(WorkerPool *pool, FileTarget *target, ThreadState *thread,
-                    int limit) noexcept nogil
+                    int minimum, int limit) noexcept nogil
 cdef void pool_submit(WorkerPool *pool, Request *req) noexcept nogil
 cdef void pool_stop(WorkerPool *pool) noexcept nogil

@@ -16,14 +16,21 @@ from vringd.core.sys cimport (
 
 
 cdef int pool_start(WorkerPool *pool, FileTarget *target, ThreadState *thread,
-                    int limit) noexcept nogil:
-    """Prepare a zeroed pool of at most limit threads; 0 or a negative errno."""
+                    int minimum, int limit) noexcept nogil:
+    """Prepare a zeroed pool of minimum to limit threads; 0 or a negative errno."""
+    cdef int rc
     pool.target, pool.thread, pool.limit = target, thread, limit
     pool.workers = <pthread_t *> calloc(<size_t> limit, sizeof(pthread_t))
     if pool.workers == NULL:
         return -ENOMEM
     pthread_mutex_init(&pool.lock, NULL)
     pthread_cond_init(&pool.wakeup, NULL)
+    while pool.count < min(minimum, limit):
+        rc = pthread_create(&pool.workers[pool.count], NULL, worker_main, pool)
+        if rc != 0:
+            pool_stop(pool)
+            return -rc
+        pool.count += 1
     return 0
 
 

@@ -30,6 +30,12 @@ def check(options: ServeOptions, merged: Mapping[str, str]) -> None:
     """
     _check_unique((thread.id, thread.origin) for thread in options.iothreads)
     _check_unique((export.id, export.origin) for export in options.exports)
+    for thread in options.iothreads:
+        if thread.thread_pool_min > thread.thread_pool_max:
+            raise OptionError(
+                f"{thread.origin}: thread-pool-min={thread.thread_pool_min} is more than"
+                f" thread-pool-max={thread.thread_pool_max}; lower the one or raise the other"
+            )
     _check_addresses(options.exports)
     for node in options.blockdevs:
         _check_node(node)

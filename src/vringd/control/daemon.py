@@ -8,7 +8,7 @@ import logging
 import resource
 import signal
 
-from vringd.block.backend import BlockBackend
+from vringd.block.backend import BlockBackend, WorkerLimits
 from vringd.control.disks import open_backend
 from vringd.control.errors import OptionError, ResourceError, describe
 from vringd.control.export import BlkExport
@@ -19,7 +19,7 @@ from vringd.core.iothread import IOThread
 from vringd.vhost_user.errors import SocketError
 from vringd.vhost_user.server import VhostUserServer
 
-MAX_WORKERS = 1024  # of one channel, whatever thread-pool-max says
+MAX_WORKERS = 1024  # of one channel, whatever the options say
 
 logger = logging.getLogger("vringd.daemon")
 
@@ -81,7 +81,10 @@ class Daemon:
                     poll_shrink=options.poll_shrink,
                     aio_max_batch=options.aio_max_batch,
                 ),
-                workers=min(options.thread_pool_max, MAX_WORKERS),
+                workers=WorkerLimits(
+                    min(options.thread_pool_min, MAX_WORKERS),
+                    min(options.thread_pool_max, MAX_WORKERS),
+                ),
             )
             thread.start()
         except OSError as error:

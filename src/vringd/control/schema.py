@@ -65,10 +65,12 @@ class IOThreadOptions:
         help="most requests per system call; 0: the built-in limit",
     )
     thread_pool_min: int = option(
-        integer(0, INT64_MAX), default=0, help="accepted; workers start on demand and then stay"
+        integer(0, INT64_MAX),
+        default=0,
+        help="workers for aio=threads that are there from the start",
     )
     thread_pool_max: int = option(
-        integer(1, INT64_MAX), default=64, help="most workers for aio=threads"
+        integer(1, INT64_MAX), default=64, help="most workers for aio=threads, of each export"
     )
     cpu_affinity: tuple[int, ...] | None = option(
         cpu_list, default=None, help="CPUs the thread may run on, such as 0-3,8; default: all"

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from types import EllipsisType
 
+from vringd.block.backend import DEFAULT_WORKERS, WorkerLimits
 from vringd.core.channel import Channel, QueueHandler
 from vringd.core.iothread import IOThread
 from vringd.core.memory import DirtyLog, GuestMemory
@@ -25,13 +26,14 @@ class IOThreadError(OSError):
 class ManagedThread:
     """One IOThread, its answers turned into futures of the running event loop.
 
-    workers: most threads that each channel of it may use for blocking calls (thread-pool-max).
+    workers: how many threads each channel of it may use for blocking calls (thread-pool-min and
+    thread-pool-max).
 
     Waiting never blocks the loop; a wait of more than SLOW_SECONDS is reported on the log and
     goes on, since a drain is as slow as the slowest disk.
     """
 
-    def __init__(self, thread: IOThread, *, workers: int = 64) -> None:
+    def __init__(self, thread: IOThread, *, workers: WorkerLimits = DEFAULT_WORKERS) -> None:
         self.thread = thread
         self.workers = workers
         self.on_broken: dict[int, Callable[[str], None]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from vringd.block.backend import BlockBackend
+from vringd.block.backend import DEFAULT_WORKERS, BlockBackend, WorkerLimits
 from vringd.core.channel import Channel
 from vringd.testing.faults import FaultChannel, FaultRules
 
@@ -29,7 +29,7 @@ class FaultBackend(BlockBackend):
     def refresh_size(self) -> int:
         return self.inner.refresh_size()
 
-    def open_channel(self, *, io_uring: bool, workers: int = 64) -> Channel:
+    def open_channel(self, *, io_uring: bool, workers: WorkerLimits = DEFAULT_WORKERS) -> Channel:
         return FaultChannel(self.inner.open_channel(io_uring=io_uring, workers=workers), self.rules)
 
     def close(self) -> None:
