@@ -6,6 +6,7 @@ from vringd.core.buffers cimport BufferTable
 from vringd.core.poller cimport Poller
 from vringd.core.polling cimport PollPolicy
 from vringd.core.vring cimport Message, Request, Vring
+from vringd.core.watchdog cimport SignalSlot
 
 
 cdef struct ThreadState:        # of one IOThread; only its thread touches it, but for the lists
@@ -34,6 +35,7 @@ cdef struct ThreadState:        # of one IOThread; only its thread touches it, b
     Message last_words          # FAILED
     int error                   # why the thread ended, a negative errno
     PollPolicy polling
+    SignalSlot signals
     # ---- counters: written here, read anywhere
     uint64_t turns
     uint64_t sleeps

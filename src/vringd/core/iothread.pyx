@@ -27,6 +27,7 @@ from vringd.core.virtqueue cimport (
     vring_publish, vring_should_notify)
 from vringd.core.vring cimport (
     Message, Request, RingSetup, Vring, faulted, install_setup, interrupt, settle_fresh)
+from vringd.core.watchdog cimport unwatch_signals, watch_signals
 
 import os
 import select
@@ -117,6 +118,7 @@ cdef int attach(ThreadState *t, Message *message) noexcept nogil:
         return rc
     q.handler, q.channel = message.handler, message.channel
     q.clock = &t.now
+    q.signals = &t.signals
     q.draining = 0
     q.unwatching = 0
     q.notify_off = 1            # whatever the ring says from before, the first sleep asks for kicks
@@ -171,6 +173,7 @@ cdef bint finish_detaches(ThreadState *t) noexcept nogil:
                 drop_buffers(&t.buffers, (<Poller> t.poller).ring, q.memory)
             q.own_clock = t.now
             q.clock = &q.own_clock
+            q.signals = NULL
             note_poll_mode(t)
             answer(t, <Message *> q.detach_message, 0)
     return waiting
@@ -518,9 +521,11 @@ cdef class IOThread:
         cdef int rc
         if self.running:
             raise RuntimeError(f"IOThread {self.name} runs already")
+        watch_signals(&self.state.signals)
         with nogil:
             rc = pthread_create(&self.thread, NULL, thread_main, self.state)
         if rc != 0:
+            unwatch_signals(&self.state.signals)
             raise OSError(rc, f"cannot start IOThread {self.name}: {os.strerror(rc)}")
         self.running = True
         ready = select.poll()       # not select(), which knows descriptors below 1024 only
@@ -554,6 +559,7 @@ cdef class IOThread:
         if self.running:
             with nogil:
                 pthread_join(self.thread, NULL)
+            unwatch_signals(&self.state.signals)
             self.running = False
 
     # ---- requests -----------------------------------------------------------------------------

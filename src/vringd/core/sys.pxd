@@ -52,7 +52,8 @@ cdef extern from "<sys/uio.h>" nogil:
     ssize_t preadv(int fd, const iovec *iov, int iovcnt, off_t offset)
     ssize_t pwritev(int fd, const iovec *iov, int iovcnt, off_t offset)
     ssize_t pwritev2(int fd, const iovec *iov, int iovcnt, off_t offset, int flags)
-    int RWF_DSYNC
+    ssize_t preadv2(int fd, const iovec *iov, int iovcnt, off_t offset, int flags)
+    int RWF_DSYNC, RWF_NOWAIT
 
 
 cdef extern from "<stdlib.h>" nogil:

@@ -8,6 +8,7 @@ from vringd.core.stats cimport KIND_COUNT, RingStats, latency_bucket
 from vringd.core.sys cimport (
     fcntl, iovec, vr_count_u64, vr_likely, vr_load_relaxed_u32, vring_desc, vring_packed_desc,
     vring_packed_desc_event, vring_used_elem)
+from vringd.core.watchdog cimport SignalSlot
 
 
 cdef enum:
@@ -33,6 +34,7 @@ cdef enum Broken:               # why a ring is not served any more; texts in vr
     BROKEN_RING_ADDRESS
     BROKEN_EMPTY_CHAIN
     BROKEN_REQUEST
+    BROKEN_CALL
 
 
 cdef struct Request:
@@ -176,6 +178,7 @@ cdef struct Vring:
     uint64_t *clock             # the owning IOThread's time, ns
     uint64_t own_clock          # the time while no IOThread owns the ring
     void *detach_message        # Message to answer once drained
+    SignalSlot *signals         # the owning IOThread's; NULL while there is none
     # ---- when to interrupt (core/coalescing.pxd)
     uint32_t unsignalled        # entries published since the last notification decision
     uint32_t run                # requests popped since the driver last paused

@@ -5,7 +5,9 @@ from libc.stdlib cimport malloc
 from libc.string cimport memcpy
 
 from vringd.core.memory cimport fault_count, map_broken, mark_dirty_host
-from vringd.core.sys cimport POLLOUT, iovec, poll, pollfd, vr_load_relaxed_u32, write
+from vringd.core.sys cimport (
+    POLLOUT, iovec, poll, pollfd, vr_load_relaxed_u32, vr_store_relaxed_u32, vr_unlikely, write)
+from vringd.core.watchdog cimport begin_signal, end_signal
 
 
 cdef const char *broken_text(int reason) noexcept nogil:
@@ -38,6 +40,8 @@ cdef const char *broken_text(int reason) noexcept nogil:
         return b"a chain without any buffer"
     if reason == BROKEN_REQUEST:
         return b"a request without a whole header or without room for its status"
+    if reason == BROKEN_CALL:
+        return b"the front-end let the call eventfd run full"
     return b"not broken"
 
 
@@ -67,7 +71,7 @@ cdef void break_ring(Vring *q, int reason) noexcept nogil:
 
 cdef void interrupt(Vring *q) noexcept nogil:
     """Write the call eventfd, never waiting: its flags and its count are the front-end's, which
-    may have filled it. (Between poll and write a hostile one could still fill it.)"""
+    may have filled it. If it does so between poll and write, the watchdog ends the write."""
     cdef uint64_t one = 1
     cdef pollfd writable
     if q.call_fd < 0:
@@ -76,7 +80,15 @@ cdef void interrupt(Vring *q) noexcept nogil:
         writable.fd, writable.events = q.call_fd, POLLOUT
         if poll(&writable, 1, 0) != 1 or not writable.revents & POLLOUT:
             return              # full: the driver has been told 2^64 - 2 times already
+    if q.signals == NULL:
+        write(q.call_fd, &one, 8)
+        return
+    begin_signal(q.signals, q.call_fd)
     write(q.call_fd, &one, 8)
+    end_signal(q.signals)
+    if vr_unlikely(vr_load_relaxed_u32(&q.signals.freed)):
+        vr_store_relaxed_u32(&q.signals.freed, 0)
+        break_ring(q, BROKEN_CALL)
 
 
 cdef bint grow_iovecs(Request *req) noexcept nogil:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import stat
 from types import TracebackType
 
+from vringd.core import watchdog
 from vringd.vhost_user.errors import RefusedError
 
 
@@ -97,11 +97,11 @@ def check_eventfd(fd: int, what: str) -> None:
 def signal_eventfd(descriptor: Descriptor) -> None:
     """Add 1 to an eventfd, unless that would block.
 
-    Front-ends may use blocking eventfds, and the flag is shared with them; so ask first. A
-    counter at its limit is readable anyway, which is all that a signal achieves.
+    Front-ends may use blocking eventfds, and the flag is shared with them; so ask first. One that
+    fills it in between holds us up for a second. A counter at its limit is readable anyway, which
+    is all that a signal achieves.
     """
     poller = select.poll()
     poller.register(descriptor.fd, select.POLLOUT)
     if poller.poll(0):
-        with contextlib.suppress(BlockingIOError):  # filled up in between
-            os.eventfd_write(descriptor.fd, 1)
+        watchdog.signal_eventfd(descriptor.fd)

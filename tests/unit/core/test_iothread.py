@@ -25,7 +25,7 @@ from vringd.testing.memory import PAGE, GuestRam
 from .rig import ENGINES, LAYOUTS, Worker, make_queue, map_ram, map_region
 
 if TYPE_CHECKING:
-    from vringd.core.stats import OpSnapshot, QueueSnapshot
+    from vringd.core.snapshots import OpSnapshot, QueueSnapshot
 
 MS = 1_000_000
 
