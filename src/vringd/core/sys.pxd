@@ -78,7 +78,7 @@ cdef extern from "<sys/syscall.h>" nogil:
 cdef extern from "<fcntl.h>" nogil:
     int fcntl(int fd, int cmd, ...)
     int fallocate(int fd, int mode, off_t offset, off_t length)
-    int F_DUPFD_CLOEXEC, F_GETFL, O_NONBLOCK
+    int F_DUPFD_CLOEXEC
     int FALLOC_FL_KEEP_SIZE, FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE
 
 

@@ -101,7 +101,6 @@ cdef inline bint vring_has_work(Vring *q) noexcept nogil:
 
 cdef class OwnedFd:
     cdef int fd
-    cdef bint blocks            # not O_NONBLOCK
 
 
 cdef class Virtqueue:

@@ -12,7 +12,7 @@ from vringd.core.inflight cimport (
     packed_states, split_states)
 from vringd.core.memory cimport translate_user
 from vringd.core.sys cimport (
-    F_DUPFD_CLOEXEC, F_GETFL, O_NONBLOCK, VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED,
+    F_DUPFD_CLOEXEC, VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED,
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, alloc_lines, close, errno, fcntl,
     vr_load_relaxed_u16, vr_load_relaxed_u8, vr_now_ns, vring_desc, vring_packed_desc,
     vring_packed_desc_event, vring_used_elem, write)
@@ -33,7 +33,6 @@ cdef class OwnedFd:
             self.fd = fcntl(fd, F_DUPFD_CLOEXEC, 0)
             if self.fd < 0:
                 raise OSError(errno, os.strerror(errno))
-            self.blocks = not fcntl(self.fd, F_GETFL) & O_NONBLOCK
 
     def __dealloc__(self):
         if self.fd >= 0:
@@ -168,7 +167,7 @@ cdef class Virtqueue:
         self.kick, self.call, self.err = OwnedFd(kick_fd), OwnedFd(call_fd), OwnedFd(err_fd)
         q.kick_fd = self.kick.fd
         self.memory, self.log, self.log_addr = memory, log, log_addr
-        self.current.call_fd, self.current.call_blocks = self.call.fd, self.call.blocks
+        self.current.call_fd = self.call.fd
         self.current.enabled = 1
         self.resolve(memory, log, log_addr, &self.current)
         install_setup(q, &self.current)
@@ -403,7 +402,7 @@ cdef class Virtqueue:
         new_log = self.log if log is ... else log
         new_log_addr = self.log_addr if log_addr is ... else log_addr
         self.resolve(new_memory, new_log, new_log_addr, &setup)
-        setup.call_fd, setup.call_blocks = call.fd, call.blocks
+        setup.call_fd = call.fd
         if enabled is not None:
             setup.enabled = bool(enabled)
         self.current = setup

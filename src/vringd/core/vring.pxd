@@ -86,7 +86,6 @@ cdef struct RingSetup:          # what the control plane may replace while the r
     uint64_t used_log_addr
     uint64_t event_log_addr
     int call_fd
-    uint8_t call_blocks         # the front-end did not make it non-blocking
     uint8_t enabled
 
 
@@ -119,7 +118,6 @@ cdef struct Vring:
     uint8_t signalled_valid     # signalled_used is what the driver knows
     uint8_t unwatching          # kick_fd's watch is being cancelled
     uint8_t watched
-    uint8_t call_blocks
     int call_fd                 # -1: the driver polls
     int kick_fd                 # -1: we poll
     DirtyBitmap *log            # NULL: not migrating

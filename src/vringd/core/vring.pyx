@@ -6,7 +6,7 @@ from libc.string cimport memcpy
 
 from vringd.core.memory cimport fault_count, map_broken, mark_dirty_host
 from vringd.core.sys cimport (
-    POLLOUT, iovec, poll, pollfd, vr_load_relaxed_u32, vr_store_relaxed_u32, vr_unlikely, write)
+    iovec, vr_load_relaxed_u32, vr_store_relaxed_u32, vr_unlikely, write)
 from vringd.core.watchdog cimport begin_signal, end_signal
 
 
@@ -52,7 +52,7 @@ cdef void install_setup(Vring *q, RingSetup *setup) noexcept nogil:
     q.ring, q.driver_event, q.device_event = setup.ring, setup.driver_event, setup.device_event
     q.log, q.log_broken = setup.log, setup.log_broken
     q.used_log_addr, q.event_log_addr = setup.used_log_addr, setup.event_log_addr
-    q.call_fd, q.call_blocks, q.enabled = setup.call_fd, setup.call_blocks, setup.enabled
+    q.call_fd, q.enabled = setup.call_fd, setup.enabled
     # A hint may be beyond a shorter map.
     q.table_hint = q.header_hint = q.data_hint = 0
     q.faults = fault_count()
@@ -70,16 +70,11 @@ cdef void break_ring(Vring *q, int reason) noexcept nogil:
 
 
 cdef void interrupt(Vring *q) noexcept nogil:
-    """Write the call eventfd, never waiting: its flags and its count are the front-end's, which
-    may have filled it. If it does so between poll and write, the watchdog ends the write."""
+    """Write the call eventfd. Its flags and its count are the front-end's: if that made the write
+    wait, the watchdog ends it."""
     cdef uint64_t one = 1
-    cdef pollfd writable
     if q.call_fd < 0:
         return
-    if q.call_blocks:
-        writable.fd, writable.events = q.call_fd, POLLOUT
-        if poll(&writable, 1, 0) != 1 or not writable.revents & POLLOUT:
-            return              # full: the driver has been told 2^64 - 2 times already
     if q.signals == NULL:
         write(q.call_fd, &one, 8)
         return
