@@ -5,8 +5,10 @@ from libc.stdlib cimport calloc, free
 from libc.string cimport memset
 
 from vringd.bench.histogram cimport BUCKETS, LINEAR, Latencies
+from vringd.bench.random cimport Random, Zipf, init_zipf, next_zipf, seed_random
+from vringd.bench.verify cimport vr_crc32c, vr_crc32c_portable, vr_crc32c_prepare
 from vringd.bench.worker cimport (
-    ABANDON, DIRECTIONS, DRAIN, FAILURE_CRC, FAILURE_MAGIC, FAILURE_NONE, FAILURE_OFFSET,
+    ABANDON, DRAIN, FAILURE_CRC, FAILURE_MAGIC, FAILURE_NONE, FAILURE_OFFSET,
     FAILURE_RING, FAILURE_STATUS, MAX_SPLITS, Job, Plan, Queue, Sizes, Slot, run_job)
 from vringd.core.sys cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_NAME, alloc_lines, close, errno, eventfd, prctl,
@@ -15,6 +17,8 @@ from vringd.core.sys cimport (
 from vringd.testing.driver cimport DriverQueue, ram_pointer
 
 import os
+
+vr_crc32c_prepare()
 
 FAILURES = {
     FAILURE_RING: "ring", FAILURE_STATUS: "status", FAILURE_MAGIC: "magic",
@@ -82,6 +86,22 @@ def bucket_bounds(int bucket):
         return bucket, bucket + 1
     shift = bucket // 64 - 1
     return (bucket - shift * 64) << shift, (bucket - shift * 64 + 1) << shift
+
+
+def zipf_ranks(uint64_t count, double theta, uint64_t seed, int samples):
+    """A list of ranks in [0, count), as a job with random_distribution=zipf:theta draws them."""
+    cdef Random random
+    cdef Zipf zipf
+    seed_random(&random, seed)
+    init_zipf(&zipf, count, theta)
+    return [next_zipf(&zipf, &random) for _ in range(samples)]
+
+
+def crc32c(const uint8_t[::1] data, bint portable=False):
+    """The checksum that verify=crc32c writes; portable: without the processor's instruction."""
+    if portable:
+        return vr_crc32c_portable(0xffffffff, &data[0], data.shape[0]) ^ 0xffffffff
+    return vr_crc32c(&data[0], data.shape[0])
 
 
 cdef class NativeJob:

@@ -49,7 +49,7 @@ cdef inline void fill_block(uint8_t *block, uint32_t size, uint64_t offset,
 
 
 cdef inline int check_block(const uint8_t *block, uint32_t size,
-                                uint64_t offset) noexcept nogil:
+                            uint64_t offset) noexcept nogil:
     cdef const BlockHeader *header = <const BlockHeader *> block
     if header.magic != MAGIC:
         return BLOCK_MAGIC

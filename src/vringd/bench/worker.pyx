@@ -14,8 +14,8 @@ from vringd.core.sys cimport (
     vr_load_acquire_u16, vr_load_relaxed_u32, vr_log2, vr_now_ns, vr_relax, vr_store_relaxed_u16,
     vr_store_relaxed_u32, vr_store_relaxed_u64, vr_unlikely)
 from vringd.testing.driver cimport (
-    DqUsed, DriverRing, dq_add, dq_add_indirect, dq_disable_callbacks, dq_enable_callbacks, dq_has_used,
-    dq_kick_needed, dq_pop_used, dq_publish, dq_signal, dq_take_signals)
+    DqUsed, DriverRing, dq_add, dq_add_indirect, dq_disable_callbacks, dq_enable_callbacks,
+    dq_has_used, dq_kick_needed, dq_pop_used, dq_publish, dq_signal, dq_take_signals)
 
 cdef extern from "<linux/virtio_blk.h>" nogil:
     enum:
@@ -168,8 +168,7 @@ cdef bint next_request(Job *job, Slot *slot) noexcept nogil:
     cdef uint32_t direction = pick_direction(job)
     cdef uint32_t size = pick_size(job, direction)
     cdef uint64_t offset
-    cdef int i
-    for i in range(REPICKS):
+    for _ in range(REPICKS):
         offset = pick_offset(job, direction, size)
         if not job.plan.verify or direction != WRITE or claim_units(job, offset, size):
             slot.direction, slot.size = direction, size
@@ -485,11 +484,10 @@ cdef void sleep_until_signal(Job *job, uint32_t wanted, int timeout_ms) noexcept
 
 cdef void wait_for_requests(Job *job, uint32_t wanted) noexcept nogil:
     """Until `wanted` requests are done, or it is time to look at the orders."""
-    cdef int i
     if not job.plan.polling:
         sleep_until_signal(job, wanted, LONGEST_WAIT_MS)
         return
-    for i in range(SPINS):
+    for _ in range(SPINS):
         if dq_has_used(job.queue.ring) or job.inbox != NULL:
             return
         vr_relax()

@@ -16,6 +16,7 @@ from vringd.cli.arguments import ArgumentParser, add_version, guarded
 _COMMANDS = {
     "serve": "serve disks to virtual machines",
     "demo": "boot a small virtual machine from a served disk",
+    "bench": "measure a vhost-user server, or check that it keeps data",
 }
 
 
@@ -43,8 +44,11 @@ def _run(arguments: list[str]) -> int:
             module.add_parser(subparsers)
         else:
             subparsers.add_parser(name, help=text)
-    args = parser.parse_args(arguments)
+    args, rest = parser.parse_known_args(arguments)
     if module is None:
         parser.error("a command is missing")
+    if rest and not getattr(args, "takes_rest", False):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    args.rest = rest
     status: int = module.run(args)
     return status

@@ -187,6 +187,10 @@ class Frontend:
             raise
         return cls(sock, timeout)
 
+    def fileno(self) -> int:
+        """The connection's descriptor."""
+        return self._socket.fileno()
+
     def __enter__(self) -> Self:
         return self
 
