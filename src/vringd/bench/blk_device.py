@@ -20,6 +20,7 @@ _RO, _BLK_SIZE, _FLUSH, _MQ, _DISCARD = (1 << bit for bit in (5, 6, 9, 12, 13))
 
 # Offsets in struct virtio_blk_config (virtio 1.3, 5.2.4).
 _CAPACITY, _BLOCK_SIZE, _NUM_QUEUES = 0, 20, 34
+_CONFIG_BYTES = 60
 SECTOR = 512
 
 
@@ -68,7 +69,9 @@ class BlkDevice:
         self.indirect = bool(self.features & _INDIRECT)
 
     def _config(self, offset: int, size: int) -> int:
-        return int.from_bytes(self._frontend.get_config(offset, size), "little")
+        # From the start: QEMU's storage daemon takes no notice of the offset in GET_CONFIG.
+        config = self._frontend.get_config(0, _CONFIG_BYTES)
+        return int.from_bytes(config[offset : offset + size], "little")
 
     def _choose_queues(self, wanted: int) -> int:
         has = self._config(_NUM_QUEUES, 2) if self.features & _MQ else 1
