@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Measure vhost-user-blk servers side by side, without a VM, and print a table.
 
-The clients are fio's libblkio engine and, if asked for, ``qemu-img bench``. Every sample
-starts a fresh server pinned to one core and a client pinned to another. The rounds
+The client is ``vringd bench``, or fio's libblkio engine or ``qemu-img bench`` if asked for.
+Every sample starts a fresh server pinned to one core and a client pinned to another. The rounds
 alternate the servers cell by cell (A B C A B C ...), so that a slow minute of the machine
 hits all of them; the table gives the median of the rounds with min-max.
 
-    compare_blk.py --fio fio --qsd qemu-storage-daemon --spdk-vhost /opt/spdk/bin/vhost \\
+    compare_blk.py --vringd .venv/bin/vringd --qsd qemu-storage-daemon --spdk-vhost /opt/spdk/bin/vhost \\
         --variant vringd-nopoll --rounds 3 --json samples.json
 
 A program's option takes an argument list (``--qsd 'taskset -c 0 qemu-storage-daemon'``); a
@@ -62,7 +62,9 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     programs = parser.add_argument_group("programs")
-    programs.add_argument("--fio", default="fio", help="fio with the libblkio engine")
+    programs.add_argument(
+        "--fio", default="", help="fio with the libblkio engine, to use it in place of vringd bench"
+    )
     programs.add_argument("--qemu-img", default="", help="for the cells of that client")
     programs.add_argument("--vringd", default="", help="default: vringd, if it is on PATH")
     programs.add_argument("--qsd", default="", help="qemu-storage-daemon")
@@ -341,10 +343,12 @@ def main() -> int:
         if options.list:
             print("\n".join(cell.name for cell in cells))
             return 0
+        bench = () if options.fio else program("--vringd", options.vringd or "vringd")
         programs = Programs(
             program("--fio", options.fio),
             program("--qemu-img", options.qemu_img),
             options.queue_size,
+            bench,
         )
         specs = choose_servers(options)
         check(options, cells, programs)

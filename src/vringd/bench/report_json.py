@@ -43,7 +43,8 @@ def _job(job: JobResult) -> dict[str, Any]:
     return {
         "jobname": job.spec.name,
         "groupid": job.group,
-        "error": 0 if job.error is None else 1,
+        "job_start": round(job.begun * 1000),
+        "error": 0,  # a run with an error has no report
         "eta": 0,
         "elapsed": round(job.runtime),
         "job options": {"name": job.spec.name, **job.spec.options},

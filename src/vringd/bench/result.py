@@ -96,11 +96,11 @@ class JobResult:
     directions: dict[str, DirectionResult] = field(
         default_factory=lambda: {name: DirectionResult() for name in DIRECTIONS}
     )
+    begun: float = 0.0  # when its thread was started, seconds since the epoch
     runtime: float = 0.0
     user: float = 0.0
     system: float = 0.0
     switches: int = 0
-    error: str | None = None
 
     @property
     def ios(self) -> int:
@@ -112,11 +112,11 @@ class JobResult:
         self.queues |= other.queues
         for name, direction in self.directions.items():
             direction.add(other.directions[name])
+        self.begun = min(self.begun, other.begun) if self.begun else other.begun
         self.runtime = max(self.runtime, other.runtime)
         self.user += other.user
         self.system += other.system
         self.switches += other.switches
-        self.error = self.error or other.error
 
 
 @dataclass
@@ -154,7 +154,7 @@ def _copy(job: JobResult) -> JobResult:
 
 
 def job_result(
-    spec: JobSpec, group: int, queue: int, native: dict[str, Any], error: str | None
+    spec: JobSpec, group: int, queue: int, begun: float, native: dict[str, Any]
 ) -> JobResult:
     """From what a native job tells."""
     runtime = max(0, native["end_ns"] - native["begin_ns"]) / 1e9
@@ -162,11 +162,11 @@ def job_result(
         spec,
         group,
         queues=frozenset({queue}),
+        begun=begun,
         runtime=runtime,
         user=native["user_us"] / 1e6,
         system=native["system_us"] / 1e6,
         switches=native["switches"],
-        error=error,
     )
     for name in DIRECTIONS:
         tally = native[name]

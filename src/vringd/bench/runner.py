@@ -116,6 +116,7 @@ def _run_stage(
             native = NativeJob(shared[queue], device.ram, details, cpus_of(job, clone))
             expected = details["limit"] // max(1, job.sizes["read"].least)
             running.append(_Running(job, numbers[id(job)], queue, native, expected))
+        begun = time.time()
         for each in running:
             each.native.start()
         try:
@@ -131,7 +132,7 @@ def _run_stage(
         for each in running:
             each.native.join()
     return [
-        job_result(each.spec, each.group, each.queue, each.native.results(), None)
+        job_result(each.spec, each.group, each.queue, begun, each.native.results())
         for each in running
     ], interrupted
 

@@ -1,6 +1,7 @@
-"""The clients: fio's libblkio engine and ``qemu-img bench``, both without any VM.
+"""The clients: ``vringd bench``, fio's libblkio engine and ``qemu-img bench``, without any VM.
 
-How fio is told to behave, and what that means on the wire:
+``vringd bench`` is told the same as fio, and costs less for each request: a fast server is the
+limit with it, and not the client. How fio is told to behave, and what that means on the wire:
 
 - ``thread=1``: the jobs are threads that share one device with a virtqueue for each.
 - ``libblkio_wait_mode=eventfd``: with too few completions the thread sleeps in a blocking
@@ -43,12 +44,14 @@ _BLOCK: Final = 4096
 class Programs:
     """Argument lists that start the clients; an empty one means the program was not given.
 
+    `bench` is ``vringd bench``; where it is given, fio is not used.
     `queue_size` is the number of descriptors that fio asks for, 0 for libblkio's own choice.
     """
 
     fio: tuple[str, ...]
     qemu_img: tuple[str, ...]
     queue_size: int = 0
+    bench: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,8 @@ class Load:
 
 def fio_argv(programs: Programs, cell: Cell, socket: Path) -> list[str]:
     """fio's command line for a cell; its JSON goes to standard output."""
+    if programs.bench:
+        return _bench_argv(programs, cell, socket)
     depth = cell.depth
     wait = ["--hipri=1"] if cell.client == "polling" else ["--libblkio_wait_mode=eventfd"]
     if programs.queue_size:
@@ -79,6 +84,24 @@ def fio_argv(programs: Programs, cell: Cell, socket: Path) -> list[str]:
         *(f"--iodepth_batch_submit={depth}", "--iodepth_batch_complete_min=1"),
         *(f"--iodepth_batch_complete_max={depth}", *wait, *ramp),
         *("--time_based", f"--runtime={round(cell.seconds * 1000)}ms"),
+        *("--eta=never", "--output-format=json"),
+    ]
+
+
+def _bench_argv(programs: Programs, cell: Cell, socket: Path) -> list[str]:
+    """The same load by ``vringd bench``."""
+    wait = "polling" if cell.client == "polling" else "eventfd"
+    size = ["--queue-size", str(programs.queue_size)] if programs.queue_size else []
+    pace = [f"--ramp_time={round(_RAMP_SECONDS * 1000)}ms"]
+    if cell.kind == "idle":
+        pace = ["--thinktime=1h"]
+    return [
+        *(*programs.bench, "bench", "--socket", str(socket), "--queues", str(cell.jobs)),
+        *("--wait", wait, *size, "--name=cell", "--rw=randread", f"--bs={_BLOCK}"),
+        *("--norandommap", "--gtod_reduce=1", f"--numjobs={cell.jobs}"),
+        *(f"--iodepth={cell.depth}", f"--iodepth_batch_submit={cell.depth}"),
+        *("--iodepth_batch_complete_min=1", f"--iodepth_batch_complete_max={cell.depth}"),
+        *(*pace, "--time_based", f"--runtime={round(cell.seconds * 1000)}ms"),
         *("--eta=never", "--output-format=json"),
     ]
 
