@@ -6,8 +6,8 @@ Every sample starts a fresh server pinned to one core and a client pinned to ano
 alternate the servers cell by cell (A B C A B C ...), so that a slow minute of the machine
 hits all of them; the table gives the median of the rounds with min-max.
 
-    compare_blk.py --vringd .venv/bin/vringd --qsd qemu-storage-daemon --spdk-vhost /opt/spdk/bin/vhost \\
-        --variant vringd-nopoll --rounds 3 --json samples.json
+    compare_blk.py --vringd .venv/bin/vringd --qsd qemu-storage-daemon \\
+        --spdk-vhost /opt/spdk/bin/vhost --variant vringd-nopoll --rounds 3 --json samples.json
 
 A program's option takes an argument list (``--qsd 'taskset -c 0 qemu-storage-daemon'``); a
 wrapper must ``exec`` the program or stay its parent. Without ``--cells`` the matrix is

@@ -45,10 +45,10 @@ def _run(arguments: list[str]) -> int:
         else:
             subparsers.add_parser(name, help=text)
     args, rest = parser.parse_known_args(arguments)
-    if module is None:
-        parser.error("a command is missing")
     if rest and not getattr(args, "takes_rest", False):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if module is None:
+        parser.error("a command is missing")
     args.rest = rest
     status: int = module.run(args)
     return status
