@@ -24,6 +24,11 @@ _CONFIG_BYTES = 60
 SECTOR = 512
 
 
+def ring_memory(queues: int, queue_size: int) -> int:
+    """Bytes that the rings and their indirect tables take at most, with room between them."""
+    return queues * (queue_size * (16 * 3 + 16 + 12) + 65536) + (1 << 20)
+
+
 class BlkDevice:
     """The device, until the end of `with`. Raises ServerError for a server that refuses.
 
@@ -31,6 +36,7 @@ class BlkDevice:
     """
 
     def __init__(self, target: Target, *, queues: int, memory: int) -> None:
+        assert target.socket is not None
         self._target = target
         try:
             self._frontend = Frontend.connect(target.socket)
@@ -86,8 +92,7 @@ class BlkDevice:
 
     def _start(self, memory: int) -> None:
         target = self._target
-        rings = self.num_queues * (target.queue_size * (16 * 3 + 16 + 12) + 65536)
-        size = (memory + rings + (1 << 20) + 4095) // 4096 * 4096
+        size = (memory + ring_memory(self.num_queues, target.queue_size) + 4095) // 4096 * 4096
         self.ram = GuestRam([size], populate=True)
         self._frontend.add_ram(self.ram)
         for index in range(self.num_queues):

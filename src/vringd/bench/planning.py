@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vringd.bench.blk_device import BlkDevice
+from vringd.bench.echo_device import EchoDevice
 from vringd.bench.errors import JobOptionError
 from vringd.bench.spec import DIRECTIONS, READ, TRIM, WRITE, JobSpec
 from vringd.bench.target import Target
@@ -54,7 +55,12 @@ def cpus_of(job: JobSpec, clone: int) -> tuple[int, ...]:
 
 
 def plan(
-    job: JobSpec, clone: int, number: int, target: Target, device: BlkDevice, sharers: int
+    job: JobSpec,
+    clone: int,
+    number: int,
+    target: Target,
+    device: BlkDevice | EchoDevice,
+    sharers: int,
 ) -> dict[str, Any]:
     """The fields of `NativeJob`'s plan for copy `clone`, job `number` of the run.
 
@@ -104,7 +110,12 @@ def plan(
 
 
 def _check(
-    job: JobSpec, used: Sequence[str], start: int, length: int, target: Target, device: BlkDevice
+    job: JobSpec,
+    used: Sequence[str],
+    start: int,
+    length: int,
+    target: Target,
+    device: BlkDevice | EchoDevice,
 ) -> None:
     def refuse(text: str) -> None:
         raise JobOptionError(f"job {job.name}: {text}")

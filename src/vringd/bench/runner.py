@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vringd.bench.blk_device import BlkDevice
+from vringd.bench.echo_device import EchoDevice
 from vringd.bench.errors import ServerError, VerifyError
 from vringd.bench.native import BenchQueue, NativeJob
 from vringd.bench.planning import cpus_of, groups, memory_of, plan, stages
@@ -81,7 +82,8 @@ def run_jobs(
     numbers = dict(zip(map(id, jobs), groups(jobs), strict=True))
     begun = time.time()
     results: list[JobResult] = []
-    with BlkDevice(target, queues=clones, memory=memory) as device:
+    device_class = EchoDevice if target.socket is None else BlkDevice
+    with device_class(target, queues=clones, memory=memory) as device:
         interrupted = False
         for stage in parts:
             done, interrupted = _run_stage(
@@ -97,7 +99,7 @@ def _run_stage(
     stage: Sequence[JobSpec],
     numbers: dict[int, int],
     target: Target,
-    device: BlkDevice,
+    device: BlkDevice | EchoDevice,
     progress: Callable[[Progress], None] | None,
     watchdog: float,
     first: int,
@@ -140,7 +142,7 @@ def _run_stage(
 def _watch(
     running: Sequence[_Running],
     queues: dict[int, BenchQueue],
-    device: BlkDevice,
+    device: BlkDevice | EchoDevice,
     progress: Callable[[Progress], None] | None,
     watchdog: float,
 ) -> None:

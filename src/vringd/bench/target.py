@@ -12,20 +12,21 @@ Sharing = Literal["blk-mq", "round-robin"]
 
 @dataclass(frozen=True)
 class Target:
-    """A vhost-user server's socket.
+    """A vhost-user server's socket, or None: the echo device, on echo_cpus.
 
     num_queues: virtqueues to set up, None: one for each job, as far as the device has them.
     wait: how jobs wait for completions: asleep on the call eventfd, or looking at the ring.
     sharing: which queue a job uses when there are fewer queues than jobs; see `queue_of_job`.
     """
 
-    socket: Path
+    socket: Path | None
     num_queues: int | None = None
     queue_size: int = 256
     packed: bool = False
     event_idx: bool = True
     wait: Wait = "eventfd"
     sharing: Sharing = "blk-mq"
+    echo_cpus: tuple[int, ...] = ()
 
 
 def queue_of_job(job: int, jobs: int, queues: int, sharing: Sharing) -> int:

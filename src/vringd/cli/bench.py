@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from vringd.bench import jobfile, report_json, report_text
+from vringd.bench import jobfile, report_json, report_text, values
 from vringd.bench.errors import BenchError, JobOptionError, VerifyError
 from vringd.bench.options import make_job
 from vringd.bench.runner import Progress, run_jobs
@@ -34,7 +34,16 @@ def add_parser(subparsers: argparse._SubParsersAction[ArgumentParser]) -> None:
         "Jobs are written in fio's language: in job files, or as words such as --rw=randread.",
         epilog=_EXAMPLE,
     )
-    parser.add_argument("--socket", type=Path, required=True, help="the server's socket")
+    server = parser.add_mutually_exclusive_group(required=True)
+    server.add_argument("--socket", type=Path, help="the server's socket")
+    server.add_argument(
+        "--echo",
+        nargs="?",
+        const="",
+        metavar="CPUS",
+        help="no server but a thread that completes at once, on these CPUs: what the load"
+        " generator itself can do",
+    )
     parser.add_argument(
         "--queues", type=_positive, metavar="N", help="virtqueues; default: one for each job"
     )
@@ -89,13 +98,14 @@ def run(args: argparse.Namespace) -> int:
     """The command; returns its exit status. Raises VringdError."""
     jobs, shared = _jobs(args.jobs, args.rest)
     target = Target(
-        args.socket.absolute(),
+        None if args.socket is None else args.socket.absolute(),
         num_queues=args.queues,
         queue_size=args.queue_size,
         packed=args.packed,
         event_idx=not args.no_event_idx,
         wait=args.wait,
         sharing=args.sharing,
+        echo_cpus=_cpus(args.echo),
     )
     shown = args.eta == "always" or (args.eta == "auto" and sys.stderr.isatty())
     try:
@@ -113,7 +123,10 @@ def run(args: argparse.Namespace) -> int:
     if "normal" in args.output_format:
         texts.append(report_text.report(result))
     if "json" in args.output_format:
-        extra = {"target": {**vars(target), "socket": str(target.socket)}, "argv": sys.argv}
+        extra = {
+            "target": {**vars(target), "socket": target.socket and str(target.socket)},
+            "argv": sys.argv,
+        }
         texts.append(json.dumps(report_json.report(result, shared, extra), indent=2) + "\n")
     if args.output is None:
         sys.stdout.write("".join(texts))
@@ -139,6 +152,13 @@ def _jobs(files: list[Path], words: list[str]) -> tuple[list[JobSpec], dict[str,
     if ignored:
         print(f"note: without effect here: {', '.join(sorted(ignored))}", file=sys.stderr)
     return jobs, {}
+
+
+def _cpus(text: str | None) -> tuple[int, ...]:
+    try:
+        return values.cpus(text) if text else ()
+    except ValueError as error:
+        raise OptionError(f"--echo {text}: {error}") from None
 
 
 def _positive(text: str) -> int:
