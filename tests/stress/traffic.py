@@ -6,7 +6,7 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from vringd.testing.blk import SECTOR, BlkDriver, Split
 from vringd.testing.driver import DriverQueue
@@ -130,8 +130,9 @@ def running(traffics: Sequence[Traffic]) -> Iterator[None]:
     finally:
         for traffic in started:
             traffic.end()
-        for traffic in started:
-            traffic.stop()
+        with ExitStack() as stack:  # each is stopped, whatever another raises
+            for traffic in started:
+                stack.callback(traffic.stop)
 
 
 def repeat(seconds: float, action: Callable[[], None], *, least: int = 20) -> int:
