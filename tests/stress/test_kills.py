@@ -6,6 +6,7 @@ of wrong data and of a request that does not complete.
 
 from __future__ import annotations
 
+import os
 import platform
 import random
 import time
@@ -23,6 +24,13 @@ from .engine import DISK_BYTES
 from .kill_server import KilledServer, Ring
 from .stepping import may_step
 from .traffic import Traffic, guest_ram, running
+
+# The servers are other processes, and what is tested are their stores, one by one: instrumented
+# code would only be slower.
+pytestmark = pytest.mark.skipif(
+    os.environ.get("HYPOTHESIS_PROFILE") == "sanitizers",
+    reason="not with sanitizers: killed processes could not report anything",
+)
 
 QUEUES = 2
 SIZE = 32

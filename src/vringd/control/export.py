@@ -121,8 +121,9 @@ class BlkExport:
 
     async def stop_queue(self, queue: Virtqueue) -> None:
         async with self._turns[queue.index]:
-            await self.threads[queue.index].detach(queue)
-            del self._running[queue.index]
+            # A queue that no IOThread took, in a move, is at rest already.
+            if self._running.pop(queue.index, None) is not None:
+                await self.threads[queue.index].detach(queue)
 
     async def update_queue(
         self,
@@ -174,7 +175,7 @@ class BlkExport:
                     try:
                         await self._attach(queue, thread)
                     except OSError:
-                        await self._attach(queue, old)
+                        await self._take_back(queue, old)
                         raise
                 self.threads[index] = thread
             finally:
@@ -187,6 +188,13 @@ class BlkExport:
             raise ValueError(f"{len(threads)} IOThreads for {self.num_queues} queues")
         for index, thread in enumerate(threads):
             await self.move_queue(index, thread)
+
+    async def _take_back(self, queue: Virtqueue, thread: ManagedThread) -> None:
+        try:
+            await self._attach(queue, thread)
+        except OSError as error:
+            del self._running[queue.index]
+            self._broken(queue.index, f"no IOThread takes it: {error}")
 
     async def _attach(self, queue: Virtqueue, thread: ManagedThread) -> None:
         channel = await self._channels.open(thread)

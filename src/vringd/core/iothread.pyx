@@ -17,7 +17,7 @@ from vringd.core.poller cimport (
     UringPoller)
 from vringd.core.polling cimport adjust_spin, note_requests, spin_time
 from vringd.core.sys cimport (
-    ECANCELED, EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_NAME, SIGBUS, SIGFPE, SIGILL, SIGSEGV,
+    ECANCELED, EFD_CLOEXEC, EFD_NONBLOCK, PR_SET_NAME, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGURG,
     SIG_SETMASK, alloc_lines, close, errno, eventfd, prctl, pthread_create, pthread_join,
     pthread_sigmask, read, sigdelset, sigfillset, sigset_t, vr_count_u64, vr_exchange_ptr,
     vr_gettid, vr_load_relaxed_ptr, vr_load_relaxed_u64, vr_now_ns, vr_push_ptr, vr_relax,
@@ -433,9 +433,11 @@ cdef void *thread_main(void *argument) noexcept nogil:
     sigdelset(&blocked, SIGSEGV)
     sigdelset(&blocked, SIGFPE)
     sigdelset(&blocked, SIGILL)
+    sigdelset(&blocked, SIGURG)     # ends a write of ours that a front-end made wait
     pthread_sigmask(SIG_SETMASK, &blocked, NULL)
     prctl(PR_SET_NAME, t.thread_name)
     t.tid = vr_gettid()
+    t.signals.tid = t.tid
     rc = (<Poller> t.poller).open()
     if rc == 0:
         rc = (<Poller> t.poller).watch(t.wake_fd, TAG_WAKE)

@@ -52,8 +52,7 @@ cdef extern from "<sys/uio.h>" nogil:
     ssize_t preadv(int fd, const iovec *iov, int iovcnt, off_t offset)
     ssize_t pwritev(int fd, const iovec *iov, int iovcnt, off_t offset)
     ssize_t pwritev2(int fd, const iovec *iov, int iovcnt, off_t offset, int flags)
-    ssize_t preadv2(int fd, const iovec *iov, int iovcnt, off_t offset, int flags)
-    int RWF_DSYNC, RWF_NOWAIT
+    int RWF_DSYNC
 
 
 cdef extern from "<stdlib.h>" nogil:
@@ -175,7 +174,7 @@ cdef extern from "<signal.h>" nogil:
     int pthread_sigmask(int how, const sigset_t *set, sigset_t *old)
     int raise_signal "raise"(int signum)
     int sigdelset(sigset_t *set, int signum)
-    int SIGSEGV, SIGFPE, SIGILL
+    int SIGSEGV, SIGFPE, SIGILL, SIGURG
     int SIGBUS, SA_SIGINFO, SA_NODEFER, SA_ONSTACK, SIG_BLOCK, SIG_SETMASK
 
 
@@ -329,6 +328,7 @@ cdef extern from * nogil:
     #define vr_unlikely(x) __builtin_expect(!!(x), 0)
     #define vr_log2(x) (63 - __builtin_clzll((x) | 1))
     #define vr_gettid() ((int)syscall(SYS_gettid))
+    #define vr_tgkill(tid, number) ((int)syscall(SYS_tgkill, getpid(), tid, number))
     #define vr_prefetch(p) __builtin_prefetch(p)
     """
     uint64_t vr_now_ns() noexcept            # CLOCK_MONOTONIC, nanoseconds
@@ -337,6 +337,7 @@ cdef extern from * nogil:
     int vr_log2(uint64_t x) noexcept         # floor(log2(x)), 0 for 0
     void vr_prefetch(const void *p) noexcept
     int vr_gettid() noexcept
+    int vr_tgkill(int tid, int number) noexcept
     int prctl(int option, ...)
     int PR_SET_NAME
 

@@ -3,20 +3,21 @@
 Whether writing to an eventfd waits while its counter is full is a flag of the open file, which the
 front-end shares: it can clear the flag and fill the counter between any two instructions of ours.
 So every write to a front-end's eventfd is announced in a slot, and one thread looks at the slots
-now and then. A write that is still under way at its next look is ended by reading the eventfd
-(preadv2 with RWF_NOWAIT never waits). The announcement is two stores; the looks cost a few
-microseconds of CPU time each second.
+now and then. A write that is still under way at its next look is interrupted by SIGURG, whose
+handler does nothing: it fails with EINTR, whatever the front-end does meanwhile. (Reading the
+eventfd would make room, but other writers of the front-end's may be waiting for that.) The
+announcement is two stores; the looks cost a few microseconds of CPU time each second.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memset
 
 from vringd.core.sys cimport (
-    EAGAIN, EFD_CLOEXEC, EFD_NONBLOCK, POLLIN, PR_SET_NAME, RWF_NOWAIT, SIG_SETMASK, close, errno,
-    eventfd, iovec, poll, pollfd, prctl, preadv2, pthread_create, pthread_join,
+    EAGAIN, EFD_CLOEXEC, EFD_NONBLOCK, EINTR, POLLIN, PR_SET_NAME, SA_SIGINFO, SIG_SETMASK,
+    SIGURG, close, errno, eventfd, poll, pollfd, prctl, pthread_create, pthread_join,
     pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t, pthread_mutex_unlock,
-    pthread_sigmask, pthread_t, sigfillset, sigset_t, vr_load_relaxed_u32, vr_store_relaxed_u32,
-    write)
+    pthread_sigmask, pthread_t, sigaction, sigaction_t, sigemptyset, sigfillset, siginfo_t,
+    sigset_t, vr_gettid, vr_load_relaxed_u32, vr_store_relaxed_u32, vr_tgkill, write)
 
 import os
 
@@ -34,12 +35,11 @@ cdef void look(SignalSlot *slot) noexcept nogil:
     """End the slot's write if it was under way at the last look already."""
     cdef uint32_t writing = vr_load_relaxed_u32(&slot.writing)
     cdef uint32_t count = vr_load_relaxed_u32(&slot.count)
-    cdef uint64_t value
-    cdef iovec iov
     if writing and count == slot.seen:
-        iov.iov_base, iov.iov_len = &value, 8
+        # If the write ends by itself just now, the signal interrupts another system call: all of
+        # ours are done again after EINTR.
         vr_store_relaxed_u32(&slot.freed, 1)
-        preadv2(<int> (writing - 1), &iov, 1, -1, RWF_NOWAIT)
+        vr_tgkill(slot.tid, SIGURG)
     # A count seen while nothing was being written must not match a later write's.
     slot.seen = count if writing else count - 1
 
@@ -62,11 +62,24 @@ cdef void *watch(void *argument) noexcept nogil:
     return NULL
 
 
+cdef void on_sigurg(int signum, siginfo_t *info, void *context) noexcept nogil:
+    pass
+
+
 cdef int watch_signals(SignalSlot *slot) except -1:
-    """Watch over a zeroed slot until `unwatch_signals`. Raises OSError."""
+    """Watch over a zeroed slot until `unwatch_signals`; its tid may be set later. Raises OSError.
+
+    The thread must not block SIGURG.
+    """
     global slots, end_fd
+    cdef sigaction_t action
     cdef int rc
     if slots == NULL:
+        memset(&action, 0, sizeof(action))
+        action.sa_sigaction = on_sigurg     # without SA_RESTART: the write is to end
+        action.sa_flags = SA_SIGINFO
+        sigemptyset(&action.sa_mask)
+        sigaction(SIGURG, &action, NULL)
         end_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
         if end_fd < 0:
             raise OSError(errno, os.strerror(errno))
@@ -107,11 +120,12 @@ def signal_eventfd(int fd):
     cdef uint64_t one = 1
     cdef int rc
     memset(&slot, 0, sizeof(slot))
+    slot.tid = vr_gettid()
     watch_signals(&slot)
     begin_signal(&slot, fd)
     with nogil:
         rc = -errno if write(fd, &one, 8) < 0 else 0
     end_signal(&slot)
     unwatch_signals(&slot)
-    if rc not in (0, -EAGAIN):
+    if rc not in (0, -EAGAIN, -EINTR):
         raise OSError(-rc, os.strerror(-rc))

@@ -6,6 +6,8 @@ import fcntl
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
@@ -28,6 +30,21 @@ def make_blocking_and_full(fd: int) -> None:
     os.eventfd_write(fd, FULL)
 
 
+@contextmanager
+def crowd_of_writers(fd: int, count: int = 8) -> Iterator[None]:
+    """Threads that wait in a write: whoever makes room lets one of them in."""
+    threads = [threading.Thread(target=os.eventfd_write, args=(fd, FULL)) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield
+    finally:
+        while any(thread.is_alive() for thread in threads):
+            with suppress(BlockingIOError):
+                os.preadv(fd, [bytearray(8)], -1, os.RWF_NOWAIT)
+            time.sleep(0.001)
+
+
 @ENGINES
 @LAYOUTS
 def test_a_full_call_eventfd_breaks_its_own_queue_only(
@@ -47,13 +64,14 @@ def test_a_full_call_eventfd_breaks_its_own_queue_only(
         BlkDriver(honest).flush()
         make_blocking_and_full(hostile.call_fd)
         BlkDriver(hostile).submit_read(0, 512)
-        begin = time.monotonic()
-        for _ in range(3):
-            BlkDriver(honest).flush()
-        assert time.monotonic() - begin < 10
-        while queues[0].broken is None:
+        with crowd_of_writers(hostile.call_fd):
+            begin = time.monotonic()
+            for _ in range(3):
+                BlkDriver(honest).flush()
             assert time.monotonic() - begin < 10
-            time.sleep(0.01)
+            while queues[0].broken is None:
+                assert time.monotonic() - begin < 10
+                time.sleep(0.01)
         assert queues[0].broken == "the front-end let the call eventfd run full"
         assert queues[1].broken is None
 
@@ -62,10 +80,11 @@ def test_signal_of_the_control_plane_ends() -> None:
     fd = os.eventfd(0)
     try:
         make_blocking_and_full(fd)
-        thread = threading.Thread(target=signal_eventfd, args=(fd,), daemon=True)
-        thread.start()
-        thread.join(10)
-        assert not thread.is_alive()
+        with crowd_of_writers(fd):
+            thread = threading.Thread(target=signal_eventfd, args=(fd,), daemon=True)
+            thread.start()
+            thread.join(10)
+            assert not thread.is_alive()
     finally:
         os.close(fd)
 
