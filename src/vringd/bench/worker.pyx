@@ -482,13 +482,22 @@ cdef void sleep_until_signal(Job *job, uint32_t wanted, int timeout_ms) noexcept
         dq_take_signals(job.wake_fd)
 
 
+cdef inline bint has_something(Job *job) noexcept nogil:
+    """Whether a request of this job, or of one that shares its queue, is done."""
+    cdef bint found
+    lock(job)
+    found = dq_has_used(job.queue.ring) or job.inbox != NULL
+    unlock(job)
+    return found
+
+
 cdef void wait_for_requests(Job *job, uint32_t wanted) noexcept nogil:
     """Until `wanted` requests are done, or it is time to look at the orders."""
     if not job.plan.polling:
         sleep_until_signal(job, wanted, LONGEST_WAIT_MS)
         return
     for _ in range(SPINS):
-        if dq_has_used(job.queue.ring) or job.inbox != NULL:
+        if has_something(job):
             return
         vr_relax()
 
