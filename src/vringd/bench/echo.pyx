@@ -108,7 +108,7 @@ cdef class EchoServer:
             pass
         if self.cpus:
             try:
-                os.sched_setaffinity(self.state.tid, self.cpus)
+                os.sched_setaffinity(vr_load_relaxed_u32(&self.state.tid), self.cpus)
             except OSError:
                 self.stop()
                 raise

@@ -530,7 +530,8 @@ cdef void begin_measuring(Job *job, uint64_t now) noexcept nogil:
 
 cdef bint may_issue(Job *job, uint64_t now) noexcept nogil:
     if job.verifying:
-        return job.cursor < job.plan.length // job.plan.unit and job.stop == GO_ON
+        return (job.cursor < job.plan.length // job.plan.unit
+                and vr_load_relaxed_u32(&job.stop) == GO_ON)
     return not exhausted(job, now)
 
 
@@ -579,9 +580,11 @@ cdef void run_job(Job *job) noexcept nogil:
         init_zipf(&job.zipf, job.plan.length // job.plan.sizes[pick_direction(job)].least,
                   job.plan.zipf_theta)
     if job.plan.polling:
+        lock(job)
         dq_disable_callbacks(job.queue.ring)
+        unlock(job)
     job.begin_ns = vr_now_ns()
-    job.ramping = 1
+    vr_store_relaxed_u32(&job.ramping, 1)
     if job.plan.ramp_ns == 0:
         begin_measuring(job, job.begin_ns)
     serve_phase(job)
@@ -590,7 +593,8 @@ cdef void run_job(Job *job) noexcept nogil:
     job.cpu_user_us = user - job.cpu_user_us
     job.cpu_system_us = system - job.cpu_system_us
     job.switches = switches - job.switches
-    if job.plan.verify_after and job.failure == FAILURE_NONE and job.stop == GO_ON:
+    if (job.plan.verify_after and job.failure == FAILURE_NONE
+            and vr_load_relaxed_u32(&job.stop) == GO_ON):
         job.verifying = 1
         serve_phase(job)
     vr_store_relaxed_u32(&job.done, 1)

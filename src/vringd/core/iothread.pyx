@@ -21,7 +21,7 @@ from vringd.core.sys cimport (
     SIG_SETMASK, alloc_lines, close, errno, eventfd, prctl, pthread_create, pthread_join,
     pthread_sigmask, read, sigdelset, sigfillset, sigset_t, vr_count_u64, vr_exchange_ptr,
     vr_gettid, vr_load_relaxed_ptr, vr_load_relaxed_u64, vr_now_ns, vr_push_ptr, vr_relax,
-    vr_store_relaxed_u64, write)
+    vr_store_relaxed_u32, vr_store_relaxed_u64, write)
 from vringd.core.virtqueue cimport (
     Virtqueue, vring_disable_notification, vring_enable_notification, vring_has_work, vring_pop,
     vring_publish, vring_should_notify)
@@ -437,7 +437,7 @@ cdef void *thread_main(void *argument) noexcept nogil:
     pthread_sigmask(SIG_SETMASK, &blocked, NULL)
     prctl(PR_SET_NAME, t.thread_name)
     t.tid = vr_gettid()
-    t.signals.tid = t.tid
+    vr_store_relaxed_u32(&t.signals.tid, <uint32_t> t.tid)
     rc = (<Poller> t.poller).open()
     if rc == 0:
         rc = (<Poller> t.poller).watch(t.wake_fd, TAG_WAKE)

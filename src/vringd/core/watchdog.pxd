@@ -9,7 +9,7 @@ cdef struct SignalSlot:         # of one thread that signals eventfds
     SignalSlot *next            # in the watchdog's list
     uint32_t writing            # descriptor + 1 while it is being written; 0: none
     uint32_t count              # of signals begun, modulo 2^32
-    int tid                     # of the thread
+    uint32_t tid                # of the thread
     uint32_t freed              # the watchdog had to end a write since this was reset
     uint32_t seen               # the watchdog's: count when it last looked
 

@@ -39,7 +39,7 @@ cdef void look(SignalSlot *slot) noexcept nogil:
         # If the write ends by itself just now, the signal interrupts another system call: all of
         # ours are done again after EINTR.
         vr_store_relaxed_u32(&slot.freed, 1)
-        vr_tgkill(slot.tid, SIGURG)
+        vr_tgkill(<int> vr_load_relaxed_u32(&slot.tid), SIGURG)
     # A count seen while nothing was being written must not match a later write's.
     slot.seen = count if writing else count - 1
 
@@ -120,7 +120,7 @@ def signal_eventfd(int fd):
     cdef uint64_t one = 1
     cdef int rc
     memset(&slot, 0, sizeof(slot))
-    slot.tid = vr_gettid()
+    slot.tid = <uint32_t> vr_gettid()
     watch_signals(&slot)
     begin_signal(&slot, fd)
     with nogil:

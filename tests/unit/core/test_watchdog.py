@@ -69,10 +69,7 @@ def test_a_full_call_eventfd_breaks_its_own_queue_only(
             for _ in range(3):
                 BlkDriver(honest).flush()
             assert time.monotonic() - begin < 10
-            while queues[0].broken is None:
-                assert time.monotonic() - begin < 10
-                time.sleep(0.01)
-        assert queues[0].broken == "the front-end let the call eventfd run full"
+            assert worker.wait_broken(queues[0]) == "the front-end let the call eventfd run full"
         assert queues[1].broken is None
 
 
