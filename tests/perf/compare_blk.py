@@ -6,11 +6,12 @@ Every sample starts a fresh server pinned to one core and a client pinned to ano
 alternate the servers cell by cell (A B C A B C ...), so that a slow minute of the machine
 hits all of them; the table gives the median of the rounds with min-max.
 
-    compare_blk.py --vringd .venv/bin/vringd --qsd qemu-storage-daemon \\
-        --spdk-vhost /opt/spdk/bin/vhost --variant vringd-nopoll --rounds 3 --json samples.json
+    .venv/bin/python tests/perf/compare_blk.py --server vringd --server vringd:poll-max-ns=0 \\
+        --server qemu-storage-daemon --server spdk --program spdk=/opt/spdk/bin/vhost \\
+        --rounds 3 --json samples.json
 
-A program's option takes an argument list (``--qsd 'taskset -c 0 qemu-storage-daemon'``); a
-wrapper must ``exec`` the program or stay its parent. Without ``--cells`` the matrix is
+Servers are named as for ``vringd bench compare``. A program may be an argument list; a wrapper
+must ``exec`` the program or stay its parent. Without ``--cells`` the matrix is
 null back-end x jobs {1,2} x {eventfd, polling} x depth {1,32,128}, 4k random reads.
 """
 
@@ -19,16 +20,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import shlex
 import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from blkcmp import report, samples
+from blkcmp import report
 from blkcmp.cells import (
     BACKENDS,
     CLIENTS,
@@ -41,24 +42,22 @@ from blkcmp.cells import (
     scale_cells,
     select,
 )
-from blkcmp.clients import Programs, fio_argv
-from blkcmp.errors import UsageError
-from blkcmp.hops import Distance
-from blkcmp.report import Results
-from blkcmp.samples import Sample
-from blkcmp.servers import Place, Spec, parse_template, parse_variant
+from blkcmp.clients import Programs, client_argv
+from blkcmp.measure import Bench
 
-_TEMPLATES = """\
-A template's placeholders: {socket}, {queues} (virtqueues), {file} (the raw file), {direct}
-(on or off), {size} (bytes of the null disk), {cpu} (the server's core). With {file} it
-serves the cells of the file and direct back-ends, without it those of the null back-end.
-"""
+from vringd.bench.lab import samples, tables
+from vringd.bench.lab.distance import Distance
+from vringd.bench.lab.errors import UsageError
+from vringd.bench.lab.families import PLACEHOLDERS, Family, parse_server
+from vringd.bench.lab.host import describe_host
+from vringd.bench.lab.rounds import Results, Work, run_rounds
+from vringd.bench.lab.samples import Sample
+from vringd.bench.lab.setup import Place
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__,
-        epilog=_TEMPLATES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     programs = parser.add_argument_group("programs")
@@ -66,24 +65,17 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         "--fio", default="", help="fio with the libblkio engine, to use it in place of vringd bench"
     )
     programs.add_argument("--qemu-img", default="", help="for the cells of that client")
-    programs.add_argument("--vringd", default="", help="default: vringd, if it is on PATH")
-    programs.add_argument("--qsd", default="", help="qemu-storage-daemon")
-    programs.add_argument("--spdk-vhost", default="", help="SPDK's vhost target; --no-huge works")
-    servers = parser.add_argument_group("servers (default: those whose program is given)")
-    servers.add_argument("--servers", default="", metavar="A,B", help="built-in ones, in order")
-    servers.add_argument(
-        *("--variant", "-V"),
-        action="append",
-        default=[],
-        metavar="NAME[:OPTIONS]",
-        help="one more built-in server: vringd-nopoll, qsd-nopoll, vringd-p8:poll-max-ns=8000",
-    )
+    servers = parser.add_argument_group("servers")
     servers.add_argument(
         *("--server", "-S"),
         action="append",
         default=[],
-        metavar="NAME=COMMAND",
-        help="a server of your own, as a template (see below)",
+        metavar="NAME[:OPTIONS]|NAME=COMMAND",
+        help=f"vringd (the default), vringd:poll-max-ns=0, qemu-storage-daemon, spdk, or any"
+        f" command with placeholders: {PLACEHOLDERS}",
+    )
+    servers.add_argument(
+        "--program", action="append", default=[], metavar="NAME=PATH", help="where a server is"
     )
     servers.add_argument(
         "--reference",
@@ -172,19 +164,9 @@ def choose_cells(options: argparse.Namespace) -> list[Cell]:
     return select(cells, words(options.cells))
 
 
-def choose_servers(options: argparse.Namespace) -> list[Spec]:
-    vringd = options.vringd or ("vringd" if shutil.which("vringd") else "")
-    programs = {
-        "vringd": program("--vringd", vringd),
-        "qsd": program("--qsd", options.qsd),
-        "spdk": program("--spdk-vhost", options.spdk_vhost),
-    }
-    names = words(options.servers) or [name for name, argv in programs.items() if argv]
-    specs = [parse_variant(name, programs) for name in [*names, *options.variant]]
-    specs += [parse_template(text) for text in options.server]
-    if not specs:
-        raise UsageError("no servers: give --vringd, --qsd, --spdk-vhost or --server")
-    return specs
+def choose_servers(options: argparse.Namespace) -> list[Family]:
+    programs = dict(word.split("=", 1) for word in options.program if "=" in word)
+    return [parse_server("--server", text, programs) for text in options.server or ["vringd"]]
 
 
 def check(options: argparse.Namespace, cells: Sequence[Cell], programs: Programs) -> None:
@@ -201,102 +183,56 @@ def check(options: argparse.Namespace, cells: Sequence[Cell], programs: Programs
 
 
 def run(
-    options: argparse.Namespace,
-    specs: Sequence[Spec],
-    cells: Sequence[Cell],
-    place: Place,
-    programs: Programs,
+    options: argparse.Namespace, families: Sequence[Family], cells: Sequence[Cell], bench: Bench
 ) -> Results:
     """Take all samples; Ctrl-C ends the run early with what there is."""
     results = Results()
-    distance = Distance(place.server_cpu, place.client_cpu, options.settle)
-    pairs = [[spec for spec in specs if spec.why_not(cell) is None] for cell in cells]
-    total = options.rounds * sum(map(len, pairs))
-    try:
-        for number in range(1, options.rounds + 1):
-            for cell, fitting in zip(cells, pairs, strict=True):
-                for spec in fitting:
-                    done = len(results.samples) + 1
-                    if not results.failed(cell, spec.name):
-                        sample = take(options, spec, cell, number, place, programs, distance)
-                        results.samples.append(sample)
-                        progress(sample, done, total)
-            if options.json:
-                write_json(options, cells, results)
-    except KeyboardInterrupt:
+    work = [
+        Work(cell.name, family.name, partial(bench.take, cell, family))
+        for cell in cells
+        for family in families
+        if why_not(family, cell, bench) is None
+    ]
+
+    def write() -> None:
+        if options.json:
+            write_json(options, cells, results)
+
+    if not run_rounds(
+        work, options.rounds, show, results, retries=options.retries, round_done=write
+    ):
         print("interrupted", file=sys.stderr)
-    if options.json:
-        write_json(options, cells, results)
+    write()
     return results
 
 
-def take(
-    options: argparse.Namespace,
-    spec: Spec,
-    cell: Cell,
-    number: int,
-    place: Place,
-    programs: Programs,
-    distance: Distance,
-) -> Sample:
-    """A sample; a disturbed one is taken again, and the least disturbed one kept."""
-    best = samples.take(spec, cell, number, place, programs, distance)
-    for _ in range(options.retries):
-        if best.error or best.disturbance <= report.NOISY:
-            break
-        again = samples.take(spec, cell, number, place, programs, distance)
-        if again.error or again.disturbance < best.disturbance:
-            best = again
-    return best
+def why_not(family: Family, cell: Cell, bench: Bench) -> str | None:
+    return family.why_not(cell.setup(bench.file, bench.server_cpu, bench.client_cpu))
 
 
-def progress(sample: Sample, done: int, total: int) -> None:
-    if sample.error:
-        text = f"FAILED: {sample.error}"
-    elif not sample.requests:
-        text = f"idle: {100 * sample.server:.3f} % of a core"
-    else:
-        text = (
-            f"{sample.iops / 1000:8.1f} kIOPS  {sample.cpu_us:6.2f} µs  "
-            f"server {sample.server:.2f} client {sample.client:.2f} other {sample.foreign:.2f}  "
-            f"hop {sample.hop_before:.0f}-{sample.hop_after:.0f} ns{' MOVED' * sample.moved}"
-        )
-    print(
-        f"[{done}/{total}] {sample.cell:22} {sample.server_name:14} {text}",
-        file=sys.stderr,
-        flush=True,
-    )
+def show(sample: Sample, done: int, total: int) -> None:
+    print(tables.progress_line(sample, done, total), file=sys.stderr, flush=True)
 
 
 def write_json(options: argparse.Namespace, cells: Sequence[Cell], results: Results) -> None:
     document = {
         "argv": sys.argv,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "machine": machine(),
+        "machine": describe_host(),
         "cells": [cell.name for cell in cells],
         "samples": [sample.as_json() for sample in results.samples],
     }
     options.json.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def machine() -> str:
-    model = platform.processor() or platform.machine()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
-    return f"Linux {platform.release()}, {os.cpu_count()} x {model}"
-
-
-def omissions(specs: Sequence[Spec], cells: Sequence[Cell]) -> list[str]:
+def omissions(families: Sequence[Family], cells: Sequence[Cell], bench: Bench) -> list[str]:
     """Why some servers have no number in some cells, one line per server and reason."""
     missing: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
-        served = {spec.name for spec in specs if spec.why_not(cell) is None}
-        for spec in specs:
-            reason = spec.why_not(cell)
-            if reason and spec.name not in served:
-                missing.setdefault((spec.name, reason), []).append(cell.name)
+        for family in families:
+            reason = why_not(family, cell, bench)
+            if reason:
+                missing.setdefault((family.name, reason), []).append(cell.name)
     return [
         f"no {name} in {len(names)} cells ({names[0]}, ...): {reason}"
         for (name, reason), names in missing.items()
@@ -304,13 +240,17 @@ def omissions(specs: Sequence[Spec], cells: Sequence[Cell]) -> list[str]:
 
 
 def print_report(
-    options: argparse.Namespace, specs: Sequence[Spec], cells: Sequence[Cell], results: Results
+    options: argparse.Namespace,
+    families: Sequence[Family],
+    cells: Sequence[Cell],
+    bench: Bench,
+    results: Results,
 ) -> None:
-    names = list(dict.fromkeys(spec.name for spec in specs))
+    names = list(dict.fromkeys(family.name for family in families))
     references = options.reference or [name for name in names if name.startswith("vringd")]
     print(
-        f"\n{machine()}; server on core {options.server_cpu}, client on {options.client_cpu}, "
-        f"nice {options.nice}"
+        f"\n{describe_host()}; server on core {options.server_cpu}, client on "
+        f"{options.client_cpu}, nice {options.nice}"
     )
     print(
         f"4k reads, {options.rounds} alternating rounds of {options.seconds:g} s: "
@@ -319,18 +259,18 @@ def print_report(
     hops = [sample.hop_before for sample in results.samples if not sample.error]
     if hops:
         print(
-            f"distance of the cores, there and back: {report.spread(hops, '{:.0f}')} ns; samples "
+            f"distance of the cores, there and back: {tables.spread(hops, '{:.0f}')} ns; samples "
             "away from the usual one ('moved') are left out where there are others"
         )
-    tables = (
-        report.load_table(results, cells, names, references),
+    loads = [cell.name for cell in cells if cell.kind == "load"]
+    for lines in (
+        tables.compare_table(results, loads, names, references),
         report.idle_table(results, cells, names),
         report.scale_table(results, cells, names),
-    )
-    for lines in tables:
+    ):
         if lines:
             print("\n" + "\n".join(lines))
-    for line in omissions(specs, cells):
+    for line in omissions(families, cells, bench):
         print(line)
     for sample in results.failures():
         print(f"\nFAILED {sample.cell} {sample.server_name}: {sample.error}")
@@ -343,38 +283,35 @@ def main() -> int:
         if options.list:
             print("\n".join(cell.name for cell in cells))
             return 0
-        bench = () if options.fio else program("--vringd", options.vringd or "vringd")
         programs = Programs(
             program("--fio", options.fio),
             program("--qemu-img", options.qemu_img),
             options.queue_size,
-            bench,
         )
-        specs = choose_servers(options)
+        families = choose_servers(options)
         check(options, cells, programs)
         with tempfile.TemporaryDirectory(prefix="blkcmp-") as scratch:
             folder = (options.dir or Path(scratch)).resolve()
             folder.mkdir(parents=True, exist_ok=True)
-            place = Place(
-                folder,
-                folder / "disk.raw",
-                1 << 30,
-                options.server_cpu,
-                options.client_cpu,
-                options.nice,
+            place = Place(folder, options.nice)
+            cores = (options.server_cpu, options.client_cpu)
+            bench = Bench(
+                place, programs, Distance(*cores, options.settle), folder / "disk.raw", *cores
             )
-            place.check()
             used = {cell.backend for cell in cells}
             if used & {"file", "direct"}:
-                samples.create_file(place.file, options.file_size, direct="direct" in used)
+                samples.create_file(bench.file, options.file_size, direct="direct" in used)
+            first = cells[0].job(*cores, options.queue_size)
             print(
-                "client:", shlex.join(fio_argv(programs, cells[0], place.socket)), file=sys.stderr
+                "client:",
+                shlex.join(client_argv(programs, cells[0], first, place.socket)),
+                file=sys.stderr,
             )
-            results = run(options, specs, cells, place, programs)
+            results = run(options, families, cells, bench)
     except UsageError as error:
         print(f"compare_blk.py: {error}", file=sys.stderr)
         return 2
-    print_report(options, specs, cells, results)
+    print_report(options, families, cells, bench, results)
     return 1 if results.failures() else 0
 
 

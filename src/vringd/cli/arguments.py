@@ -48,6 +48,13 @@ def value_type(parse: Parser[Any]) -> Callable[[str], Any]:
     return convert
 
 
+def positive(text: str) -> int:
+    """An argparse `type`: a number of 1 or more."""
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text}: not a number of 1 or more")
+    return int(text)
+
+
 def guarded(program: str, run: Callable[[], int]) -> int:
     """Runs a command; a VringdError becomes one line on stderr and status 1."""
     try:

@@ -13,7 +13,7 @@ from vringd.bench.options import make_job
 from vringd.bench.runner import Progress, run_jobs
 from vringd.bench.spec import JobSpec
 from vringd.bench.target import Target
-from vringd.cli.arguments import ArgumentParser
+from vringd.cli.arguments import ArgumentParser, positive
 from vringd.control.errors import OptionError, VringdError
 
 HELP = "measure a vhost-user server, or check that it keeps data"
@@ -45,11 +45,11 @@ def add_parser(subparsers: argparse._SubParsersAction[ArgumentParser]) -> None:
         " generator itself can do",
     )
     parser.add_argument(
-        "--queues", type=_positive, metavar="N", help="virtqueues; default: one for each job"
+        "--queues", type=positive, metavar="N", help="virtqueues; default: one for each job"
     )
     parser.add_argument(
         "--queue-size",
-        type=_positive,
+        type=positive,
         default=256,
         metavar="N",
         help="entries of each; default: 256",
@@ -159,12 +159,6 @@ def _cpus(text: str | None) -> tuple[int, ...]:
         return values.cpus(text) if text else ()
     except ValueError as error:
         raise OptionError(f"--echo {text}: {error}") from None
-
-
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text}: not a number of 1 or more")
-    return int(text)
 
 
 def _show(progress: Progress) -> None:

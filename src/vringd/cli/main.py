@@ -1,7 +1,8 @@
 """`vringd COMMAND`: finds the command's module and leaves the rest to it.
 
-A command `x` is the module `vringd.cli.x` with `add_parser(subparsers)` and
-`run(args) -> int`; only the module of the command that was typed is imported.
+A command `x` is the module `vringd.cli.x`, and `x y` is `vringd.cli.x_y`, with
+`add_parser(subparsers)` and `run(args) -> int`; only the module of the command that was typed is
+imported.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ _COMMANDS = {
     "serve": "serve disks to virtual machines",
     "demo": "boot a small virtual machine from a served disk",
     "bench": "measure a vhost-user server, or check that it keeps data",
+    "bench compare": "measure several servers side by side",
+    "bench experiment": "run a published experiment and show its table beside the measured one",
+    "bench predict": "what the machine at hand says of one with more CPUs",
 }
 
 
@@ -32,11 +36,13 @@ def _run(arguments: list[str]) -> int:
     )
     add_version(parser)
     subparsers = parser.add_subparsers(metavar="COMMAND", parser_class=ArgumentParser)
+    if " ".join(arguments[:2]) in _COMMANDS:
+        arguments = [" ".join(arguments[:2]), *arguments[2:]]
     # Nothing that may stand before the command takes an argument.
     typed = next((word for word in arguments if not word.startswith("-")), None)
     module = None
     for name, text in _COMMANDS.items():
-        path = f"vringd.cli.{name}"
+        path = f"vringd.cli.{name.replace(' ', '_')}"
         if importlib.util.find_spec(path) is None:
             continue
         if name == typed:

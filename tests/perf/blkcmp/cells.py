@@ -10,15 +10,20 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final, Literal
 
-from blkcmp.errors import UsageError
+from vringd.bench.lab.errors import UsageError
+from vringd.bench.lab.load import Job
+from vringd.bench.lab.setup import NULL_DISK, Disk, Setup
 
 BACKENDS: Final = ("null", "file", "direct")
 CLIENTS: Final = ("eventfd", "polling", "qemu-img")
 SCALE_QUEUES: Final = 4
 SCALE_DEPTH: Final = 32
 SCALE_CPU_NS: Final = 5000
+RAMP_SECONDS: Final = 0.4
+BLOCK: Final = 4096
 
 Kind = Literal["load", "idle", "scale"]
 
@@ -48,6 +53,33 @@ class Cell:
         if self.kind == "scale":
             return f"scale/{self.threads}"
         return f"{self.backend}/{self.jobs}/{self.client}/{self.depth}"
+
+    def setup(self, file: Path, server_cpu: int, client_cpu: int) -> Setup:
+        """What the server is asked for; the scaling cells serve on both CPUs."""
+        cpus = (server_cpu,) if self.threads == 1 else (server_cpu, client_cpu)
+        return Setup(self._disk(file), self.jobs, self.threads, cpus, tuple((cpu,) for cpu in cpus))
+
+    def job(self, server_cpu: int, client_cpu: int, queue_size: int) -> Job:
+        """What `vringd bench` is told; in the scaling cells it may use both CPUs."""
+        pace = ["--thinktime=1h"]  # idle: one request, then silence
+        if self.kind != "idle":
+            pace = [f"--ramp_time={round(RAMP_SECONDS * 1000)}ms"]
+        words = (
+            *("--name=cell", "--rw=randread", f"--bs={BLOCK}", "--norandommap"),
+            *("--gtod_reduce=1", f"--numjobs={self.jobs}", f"--iodepth={self.depth}"),
+            *(f"--iodepth_batch_submit={self.depth}", "--iodepth_batch_complete_min=1"),
+            *(f"--iodepth_batch_complete_max={self.depth}", *pace),
+            *("--time_based", f"--runtime={round(self.seconds * 1000)}ms"),
+        )
+        cpus = (client_cpu, server_cpu) if self.kind == "scale" else (client_cpu,)
+        wait = "polling" if self.client == "polling" else "eventfd"
+        return Job(words, wait, queue_size or 256, cpus=cpus)
+
+    def _disk(self, file: Path) -> Disk:
+        if self.backend == "null":
+            return Disk(NULL_DISK + (f",cpu-ns={self.cpu_ns}" if self.cpu_ns else ""))
+        direct = "on" if self.backend == "direct" else "off"
+        return Disk(f"driver=file,filename={file},cache.direct={direct},aio=io_uring")
 
 
 def matrix(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from vringd.bench.errors import BenchError
 
-class UsageError(Exception):
+
+class UsageError(BenchError):
     """An option is wrong or a program is missing; nothing was measured."""
 
 
-class SampleError(Exception):
+class SampleError(BenchError):
     """One measurement failed: a server or a client died, hung or reported an error."""
 
 

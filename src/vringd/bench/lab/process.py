@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from blkcmp.errors import SampleError
+from vringd.bench.lab.errors import SampleError
 
 
 def start(
@@ -20,15 +20,16 @@ def start(
     nice: int = 0,
     stdout: Path | None = None,
 ) -> subprocess.Popen[bytes]:
-    """Start `argv` on `cpus` in a session of its own; both outputs go to `log`.
+    """Start `argv` in a session of its own; both outputs go to `log`.
 
-    `nice` is its priority; `stdout` takes standard output apart. Raises `SampleError` when
-    it cannot be started.
+    cpus: where it may run, none: wherever the caller may; nice: its priority; stdout: takes
+    standard output apart. Raises SampleError when it cannot be started.
     """
     before = os.sched_getaffinity(0)
     with log.open("wb") as errors, (stdout or log).open("ab") as output:
-        os.sched_setaffinity(0, cpus)
         try:
+            if cpus:
+                os.sched_setaffinity(0, cpus)
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.DEVNULL,

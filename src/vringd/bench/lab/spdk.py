@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 from typing import Any
 
-from blkcmp.errors import SampleError
+from vringd.bench.lab.errors import SampleError
 
 
 def call(path: Path, method: str, timeout: float = 10.0, **params: Any) -> Any:
@@ -35,7 +35,7 @@ def call(path: Path, method: str, timeout: float = 10.0, **params: Any) -> Any:
             return answer["result"]
 
 
-def attach_disk(rpc: Path, controller: str, file: Path | None, size: int) -> None:
+def attach_disk(rpc: Path, controller: str, file: str | None, size: int) -> None:
     """Create a null bdev of `size` bytes, or an AIO bdev on `file`, behind `controller`.
 
     Raises what :func:`call` raises.
@@ -43,7 +43,7 @@ def attach_disk(rpc: Path, controller: str, file: Path | None, size: int) -> Non
     if file is None:
         call(rpc, "bdev_null_create", name="d", num_blocks=size // 512, block_size=512)
     else:
-        call(rpc, "bdev_aio_create", name="d", filename=str(file), block_size=512)
+        call(rpc, "bdev_aio_create", name="d", filename=file, block_size=512)
     call(rpc, "vhost_create_blk_controller", ctrlr=controller, dev_name="d")
 
 
