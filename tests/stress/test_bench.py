@@ -37,3 +37,46 @@ def test_jobs_that_write_find_their_data_again(
     result = run_jobs(target, [job], watchdog=60)
     assert [each.directions["write"].bytes for each in result.jobs] == [512 << 10] * 3
     assert {queue for each in result.jobs for queue in each.queues} == set(range(queues))
+
+
+@pytest.mark.parametrize("complete", ["1", "16"], ids=["one by one", "whole batches"])
+@pytest.mark.parametrize("packed", [False, True], ids=["split", "packed"])
+@pytest.mark.parametrize("wait", ["eventfd", "polling"])
+def test_every_job_gets_its_turn_in_a_ring_that_is_too_small_for_all(
+    engine: Engine, folder: Path, wait: str, packed: bool, complete: str
+) -> None:
+    """Six jobs of 16 requests each on a ring of 32: without turns, those that hold the ring
+    would refill it at once, for as long as they run."""
+    device = engine.add_device("e0", open_disk("file", folder), num_queues=1)
+    engine.serve(device, folder / "e0.sock")
+    job, _ = make_job(
+        "crowd",
+        {
+            "rw": "randread",
+            "iodepth": "16",
+            "iodepth_batch_submit": "16",
+            "iodepth_batch_complete_min": complete,
+            "numjobs": "6",
+            "number_ios": "2000",
+            "size": "1m",
+            "time_based": "1",
+            "runtime": "60",
+        },
+    )
+    target = Target(folder / "e0.sock", num_queues=1, queue_size=32, wait=wait, packed=packed)  # type: ignore[arg-type]
+    result = run_jobs(target, [job], watchdog=60)
+    assert [each.directions["read"].ios for each in result.jobs] == [2000] * 6
+
+
+def test_job_that_pauses_leaves_the_listening_to_another(engine: Engine, folder: Path) -> None:
+    """Only one of the jobs listens for the device's signals; others go on while it thinks."""
+    device = engine.add_device("e0", open_disk("file", folder), num_queues=1)
+    engine.serve(device, folder / "e0.sock")
+    common = {"rw": "randread", "size": "1m", "time_based": "1", "runtime": "60"}
+    idler, _ = make_job("idler", {**common, "thinktime": "200ms", "number_ios": "5"})
+    worker, _ = make_job("worker", {**common, "number_ios": "20000", "iodepth": "4"})
+    target = Target(folder / "e0.sock", num_queues=1)
+    result = run_jobs(target, [idler, worker], watchdog=60)
+    assert [each.directions["read"].ios for each in result.jobs] == [5, 20000]
+    # A worker whose signals nobody heard would take 100 ms for each request.
+    assert result.jobs[1].directions["read"].clat.mean < 20_000_000

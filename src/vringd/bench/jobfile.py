@@ -23,6 +23,17 @@ def read_file(path: Path, environment: Mapping[str, str] = os.environ) -> list[S
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise JobOptionError(f"{path}: {error}; name a job file") from None
+    return _read_text(text, str(path), environment)[1]
+
+
+def read_global(text: str) -> dict[str, str]:
+    """The options of the [global] sections of a job file's text. Raises JobOptionError."""
+    return _read_text(text, "job", {})[0]
+
+
+def _read_text(
+    text: str, path: str, environment: Mapping[str, str]
+) -> tuple[dict[str, str], list[Section]]:
     shared: dict[str, str] = {}
     jobs: list[Section] = []
     current: dict[str, str] | None = None
@@ -43,7 +54,7 @@ def read_file(path: Path, environment: Mapping[str, str] = os.environ) -> list[S
             raise JobOptionError(f"{path}:{number}: {line}: an option before the first section")
         key, _, value = line.partition("=")
         _set(current, key.strip(), _expand(value.strip(), environment, f"{path}:{number}"))
-    return jobs
+    return shared, jobs
 
 
 def read_words(words: Sequence[str]) -> list[Section]:

@@ -130,6 +130,8 @@ cdef class NativeJob:
         self.queue, self.ram = queue, ram
         self.pins, self.allocations = [], []
         self.job.queue = &queue.queue
+        self.job.next_sharer = queue.queue.jobs
+        queue.queue.jobs = self.job
         for i, (least, largest, splits) in enumerate(plan["sizes"]):
             set_sizes(&target.sizes[i], least, largest, splits)
             most = max(most, largest)

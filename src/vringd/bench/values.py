@@ -93,15 +93,19 @@ def block_range(text: str) -> BlockSizes:
 
 
 def block_splits(text: str) -> BlockSizes:
-    """4k/60:64k/40; sizes without a percentage share what is left."""
+    """4k/60:64k/40; sizes without a percentage share what is left, and if all have one, what is
+    left is the last size's, as fio does it."""
     parts: list[tuple[int, int | None]] = []
     for part in text.split(":"):
         name, _, typed = part.partition("/")
         parts.append((block(name), percent(typed) if typed else None))
     left = 100 - sum(fixed for _, fixed in parts if fixed is not None)
     open_parts = sum(fixed is None for _, fixed in parts)
-    if left < 0 or (left > 0 and not open_parts):
-        raise ValueError(f"the percentages make {100 - left}, not 100")
+    if left < 0:
+        raise ValueError(f"the percentages make {100 - left}, more than 100")
+    if left > 0 and not open_parts:
+        value, fixed = parts[-1]
+        parts[-1] = value, (fixed or 0) + left
     splits: list[tuple[int, int]] = []
     for value, fixed in parts:
         share = fixed

@@ -94,10 +94,14 @@ cdef struct Tally:              # of one direction
     Latencies completion        # from there until it was taken back
 
 
-cdef struct Queue:
+cdef struct Queue:              # what jobs share, and sharing.pxd is about
     DriverRing *ring
     uint32_t sharers            # jobs that use it
     pthread_mutex_t lock        # taken only if there are several
+    Job *jobs                   # by next_sharer; does not change while jobs run
+    Job *listener               # the job that sleeps on the device's signals
+    Job *starving               # jobs that wait for room in the ring, by next_starving
+    uint32_t granting           # one of them has been given room and has not used it yet
 
 
 cdef struct Job:
@@ -105,8 +109,15 @@ cdef struct Job:
     Queue *queue
     Slot *slots
     Slot *free
-    Slot *inbox                 # taken back by a job that shares the queue; under the queue's lock
-    uint32_t asleep             # wants a signal for its inbox; under the queue's lock
+    # ---- under the queue's lock
+    Slot *inbox                 # taken back by a job that shares the queue
+    uint32_t inbox_count
+    uint32_t asleep             # wants a signal when its inbox has so many; 0: does not sleep
+    Job *next_sharer
+    Job *next_starving
+    uint32_t is_starving
+    uint32_t granted            # may add requests though others wait; written under the lock
+    # ----
     int wake_fd
     Slot **batch                # prepared and not submitted
     uint32_t queued

@@ -6,6 +6,8 @@ from libc.string cimport memset
 from vringd.bench.histogram cimport note
 from vringd.bench.random cimport (
     below, init_zipf, mix, next_random, next_zipf, seed_random)
+from vringd.bench.sharing cimport (
+    give_room, give_way, hand_over, has_room, leave, lock, may_add, queue_up, shared, unlock)
 from vringd.bench.verify cimport (
     BLOCK_CRC, BLOCK_GOOD, BLOCK_MAGIC, BlockHeader, block_crc, check_block, fill_block,
     vr_crc32c_prepare)
@@ -197,22 +199,8 @@ cdef bint next_to_verify(Job *job, Slot *slot) noexcept nogil:
 
 # ---- submitting ---------------------------------------------------------------------------------
 
-cdef inline bint shared(Job *job) noexcept nogil:
-    return job.queue.sharers > 1
-
-
-cdef inline void lock(Job *job) noexcept nogil:
-    if shared(job):
-        pthread_mutex_lock(&job.queue.lock)
-
-
-cdef inline void unlock(Job *job) noexcept nogil:
-    if shared(job):
-        pthread_mutex_unlock(&job.queue.lock)
-
-
 cdef inline bint prepare(Job *job, Slot *slot) noexcept nogil:
-    """Write the request and add it to the ring; False if the ring is full."""
+    """Write the request and add it to the ring; False if the ring is full, or others are first."""
     cdef virtio_blk_outhdr *header = <virtio_blk_outhdr *> slot.header
     cdef virtio_blk_discard_write_zeroes *range_
     cdef uint32_t n_out = 1
@@ -240,7 +228,9 @@ cdef inline bint prepare(Job *job, Slot *slot) noexcept nogil:
         slot.segments[1].addr = slot.segments[0].addr + sizeof(virtio_blk_outhdr)
         slot.segments[1].length = sizeof(virtio_blk_discard_write_zeroes)
     lock(job)
-    if job.plan.indirect:
+    if shared(job) and not may_add(job):
+        id = -1
+    elif job.plan.indirect:
         id = dq_add_indirect(job.queue.ring, slot.segments, n_out, 3 - n_out, <uint64_t> slot)
     else:
         id = dq_add(job.queue.ring, slot.segments, n_out, 3 - n_out, <uint64_t> slot)
@@ -371,43 +361,19 @@ cdef inline void finish(Job *job, Slot *slot, uint64_t now) noexcept nogil:
         note(&tally.completion, now - slot.issued_ns)
 
 
-cdef uint32_t take_inbox(Job *job, uint64_t now) noexcept nogil:
-    cdef Slot *slot
-    cdef Slot *following
-    cdef uint32_t count = 0
-    pthread_mutex_lock(&job.queue.lock)
-    slot = job.inbox
-    job.inbox = NULL
-    pthread_mutex_unlock(&job.queue.lock)
-    while slot != NULL:
-        following = slot.next
-        finish(job, slot, now)
-        slot = following
-        count += 1
-    return count
-
-
-cdef void hand_over(Slot *slot) noexcept nogil:
-    """Give a slot back to the job that it belongs to; the queue's lock is held."""
-    cdef Job *owner = slot.job
-    slot.next = owner.inbox
-    owner.inbox = slot
-    if owner.asleep:
-        owner.asleep = 0
-        dq_signal(owner.wake_fd)
-
-
-cdef uint32_t reap_shared(Job *job, uint32_t most) noexcept nogil:
-    """As `reap`, for a queue of several jobs: theirs go to their inboxes."""
+cdef uint32_t reap_shared(Job *job) noexcept nogil:
+    """As `reap`, for a queue of several jobs: all that is done, and theirs to their inboxes."""
     cdef DqUsed used
     cdef Slot *slot
-    cdef Slot *mine = NULL
-    cdef Slot *following
+    cdef Slot *mine
     cdef uint64_t now = 0 if job.plan.reduce_clock else vr_now_ns()
-    cdef uint32_t count = take_inbox(job, now)
-    cdef int found = 0
+    cdef uint32_t count = 0
+    cdef int found
     pthread_mutex_lock(&job.queue.lock)
-    while count < most:
+    mine = job.inbox
+    job.inbox = NULL
+    job.inbox_count = 0
+    while True:
         found = dq_pop_used(job.queue.ring, &used)
         if found != 1:
             break
@@ -415,27 +381,28 @@ cdef uint32_t reap_shared(Job *job, uint32_t most) noexcept nogil:
         if slot.job == job:
             slot.next = mine
             mine = slot
-            count += 1
         else:
             hand_over(slot)
+    give_room(job.queue)
     pthread_mutex_unlock(&job.queue.lock)
     while mine != NULL:
-        following = mine.next
+        slot = mine.next
         finish(job, mine, now)
-        mine = following
+        mine = slot
+        count += 1
     if found < 0:
         fail(job, FAILURE_RING, 0, 0, 0)
     return count
 
 
 cdef uint32_t reap(Job *job, uint32_t most) noexcept nogil:
-    """Take back up to `most` requests that are done; how many."""
+    """Take back requests that are done, up to `most` of a queue of one's own; how many."""
     cdef DqUsed used
     cdef uint32_t count = 0
     cdef uint64_t now = 0
     cdef int found = 0
     if shared(job):
-        return reap_shared(job, most)
+        return reap_shared(job)
     while count < most:
         found = dq_pop_used(job.queue.ring, &used)
         if found != 1:
@@ -463,23 +430,56 @@ cdef bint ask_for_signal(Job *job, uint32_t wanted) noexcept nogil:
     return <uint16_t> (vr_load_acquire_u16(&ring.used[1]) - <uint16_t> ring.popped) >= wanted
 
 
-cdef void sleep_until_signal(Job *job, uint32_t wanted, int timeout_ms) noexcept nogil:
-    cdef pollfd fds[2]
-    cdef bint ready
-    lock(job)
-    ready = ask_for_signal(job, wanted) or job.inbox != NULL
-    job.asleep = not ready and shared(job)
-    unlock(job)
-    if ready:
+cdef void sleep_alone(Job *job, uint32_t wanted, int timeout_ms) noexcept nogil:
+    cdef pollfd fd
+    if ask_for_signal(job, wanted):
         return
-    fds[0].fd, fds[1].fd = job.queue.ring.call_fd, job.wake_fd
+    fd.fd, fd.events, fd.revents = job.queue.ring.call_fd, POLLIN, 0
+    poll(&fd, 1, timeout_ms)
+    if fd.revents:
+        dq_take_signals(job.queue.ring.call_fd)
+
+
+cdef void sleep_together(Job *job, uint32_t wanted, bint for_room, int timeout_ms) noexcept nogil:
+    """Until the inbox has `wanted` requests; for_room: or there is room in the ring; or something
+    is to be taken back from the ring and nobody else listens."""
+    cdef Queue *queue = job.queue
+    cdef pollfd fds[2]
+    cdef bint listens, ready
+    pthread_mutex_lock(&queue.lock)
+    ready = job.inbox_count >= wanted or (for_room and has_room(job))
+    if for_room and not ready:
+        queue_up(job)
+    listens = not ready and queue.listener == NULL
+    if listens:
+        ready = ask_for_signal(job, wanted)
+    if ready:
+        pthread_mutex_unlock(&queue.lock)
+        return
+    if listens:
+        queue.listener = job
+    job.asleep = wanted
+    pthread_mutex_unlock(&queue.lock)
+    fds[0].fd, fds[1].fd = job.wake_fd, queue.ring.call_fd
     fds[0].events = fds[1].events = POLLIN
     fds[0].revents = fds[1].revents = 0
-    poll(fds, 2 if shared(job) else 1, timeout_ms)
+    poll(fds, 2 if listens else 1, timeout_ms)
     if fds[0].revents:
-        dq_take_signals(job.queue.ring.call_fd)
-    if fds[1].revents:
         dq_take_signals(job.wake_fd)
+    if fds[1].revents:
+        dq_take_signals(queue.ring.call_fd)
+    pthread_mutex_lock(&queue.lock)
+    job.asleep = 0
+    if listens:
+        queue.listener = NULL
+    pthread_mutex_unlock(&queue.lock)
+
+
+cdef inline void sleep_until_signal(Job *job, uint32_t wanted, int timeout_ms) noexcept nogil:
+    if shared(job):
+        sleep_together(job, wanted, False, timeout_ms)
+    else:
+        sleep_alone(job, wanted, timeout_ms)
 
 
 cdef inline bint has_something(Job *job) noexcept nogil:
@@ -502,6 +502,21 @@ cdef void wait_for_requests(Job *job, uint32_t wanted) noexcept nogil:
         vr_relax()
 
 
+cdef void wait_for_room(Job *job) noexcept nogil:
+    """Until the ring is not full of other jobs' requests any more; or not so long."""
+    if not job.plan.polling:
+        sleep_together(job, 1, True, LONGEST_WAIT_MS)
+        return
+    pthread_mutex_lock(&job.queue.lock)
+    if not has_room(job):
+        queue_up(job)
+    pthread_mutex_unlock(&job.queue.lock)
+    for _ in range(SPINS):
+        if vr_load_relaxed_u32(&job.granted):
+            return
+        vr_relax()
+
+
 cdef void pause_until(Job *job, uint64_t due, uint64_t now) noexcept nogil:
     """Nothing may be submitted before `due`: wait for that or for requests in flight."""
     cdef uint64_t left = due - now if due > now else 0
@@ -512,6 +527,7 @@ cdef void pause_until(Job *job, uint64_t due, uint64_t now) noexcept nogil:
         sleep_until_signal(job, 1, <int> min(left // 1000000, <uint64_t> LONGEST_WAIT_MS))
     elif not job.in_flight:
         left = min(left - SLEEP_FROM_NS // 2, <uint64_t> LONGEST_WAIT_MS * 1000000)
+        leave(job)
         ts.tv_sec, ts.tv_nsec = 0, <int64_t> left
         nanosleep(&ts, NULL)
     else:
@@ -550,10 +566,15 @@ cdef void serve_phase(Job *job) noexcept nogil:
         issuing = may_issue(job, now)
         if issuing:
             fill(job, now, &due)
+        give_way(job)
         if job.in_flight == 0:
             if not issuing or not may_issue(job, now):
                 return
-            pause_until(job, due, now)
+            if job.pending != NULL and shared(job):
+                reap_shared(job)
+                wait_for_room(job)
+            else:
+                pause_until(job, due, now)
             continue
         got = reap(job, plan.complete_max)
         if got:
@@ -588,6 +609,7 @@ cdef void run_job(Job *job) noexcept nogil:
     if job.plan.ramp_ns == 0:
         begin_measuring(job, job.begin_ns)
     serve_phase(job)
+    leave(job)
     job.end_ns = vr_now_ns()
     vr_bench_usage(&user, &system, &switches)
     job.cpu_user_us = user - job.cpu_user_us
@@ -597,4 +619,5 @@ cdef void run_job(Job *job) noexcept nogil:
             and vr_load_relaxed_u32(&job.stop) == GO_ON):
         job.verifying = 1
         serve_phase(job)
+        leave(job)
     vr_store_relaxed_u32(&job.done, 1)

@@ -71,8 +71,13 @@ def take(
     job: Job,
     place: Place,
     distance: Distance | None = None,
+    name: str | None = None,
 ) -> Sample:
-    """Measure once, round `number` of a cell; a failure becomes a sample with `error` set."""
+    """Measure once, round `number` of a cell; a failure becomes a sample with `error` set.
+
+    name: of the server in the sample, if not the family's own.
+    """
+    name = name or family.name
     cpus = tuple({*setup.server_cpus, *job.cpus}) or tuple(os.sched_getaffinity(0))
     try:
         if setup.disk.filename is not None and not setup.disk.direct:
@@ -81,8 +86,8 @@ def take(
         with Server(family, setup, place) as server:
             load = run_load(job, server, place, cpus)
     except SampleError as error:
-        return Sample(cell, family.name, number, error=str(error))
-    return finished(cell, family.name, number, load, distance, before)
+        return Sample(cell, name, number, error=str(error))
+    return finished(cell, name, number, load, distance, before)
 
 
 def finished(
