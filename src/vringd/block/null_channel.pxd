@@ -15,6 +15,7 @@ cdef class ServiceSlots:
 
 cdef class NullChannel(Channel):
     cdef uint64_t latency_ns, cpu_ns
+    cdef uint64_t busy_ns           # cpu_ns less what the clock takes
     cdef bint read_zeroes
     cdef ServiceSlots slots     # None: any number at once
     cdef void *slots_pointer

@@ -56,6 +56,13 @@ def add_parser(subparsers: argparse._SubParsersAction[ArgumentParser]) -> None:
         help="as --blockdev, in place of the experiment's own back-ends; repeat it for more",
     )
     parser.add_argument(
+        "--cells",
+        default="",
+        metavar="PATTERN,…",
+        help="only cells whose SERIES/CELL/BACKEND matches, such as '8-jobs/*' or '*/1 thr*'",
+    )
+    parser.add_argument("--list", action="store_true", help="print the cells' names and stop")
+    parser.add_argument(
         "--cpus", metavar="LIST", help="CPUs to pin to; default: all that this process may use"
     )
     parser.add_argument(
@@ -93,6 +100,11 @@ def _run(args: argparse.Namespace) -> int:
         raise OptionError(f"--server: {', '.join(servers)}: each only once")
     cpus = lab_options.cpus("--cpus", args.cpus) or tuple(sorted(os.sched_getaffinity(0)))
     plan = Plan(args.runtime, cpus, [_backend(words) for words in args.disk])
+    if args.list:
+        for name in names:
+            for cell in EXPERIMENTS[name](plan).cells:
+                print(f"{cell.series}/{cell.label}/{cell.backend}")
+        return 0
     try:
         args.output_dir.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -108,7 +120,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _one(name: str, plan: Plan, families: list[Family], args: argparse.Namespace) -> Outcome:
-    experiment = EXPERIMENTS[name](plan)
+    experiment = EXPERIMENTS[name](plan).only([p for p in args.cells.split(",") if p])
     samples = len(families) * len(experiment.unique()) * args.rounds
     print(
         f"{name}: {len(experiment.unique())} cells, {samples} samples, about"

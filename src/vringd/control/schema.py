@@ -127,7 +127,9 @@ class NullOptions(NodeOptions):
         switch, default=False, help="reads return zeroes; off: the buffer is left as it was"
     )
     cpu_ns: int = option(
-        integer(0, 10**9), default=0, help="CPU time each request burns on its IOThread, ns"
+        integer(0, 10**9),
+        default=0,
+        help="CPU time each request burns on its IOThread, ns; on average, and about 1000 at least",
     )
     parallelism: int = option(
         integer(0, 1 << 20),

@@ -85,7 +85,7 @@ def test_reads_leave_the_buffer_or_fill_it_with_zeros() -> None:
 
 def test_processor_time_is_spent_on_each_request() -> None:
     with served(NullBackend("n", cpu_ns=5 * MS)) as blks:
-        assert timed(blks, 10) >= 0.05
+        assert timed(blks, 10) >= 0.049  # 5 ms each on average
 
 
 def test_a_null_disk_changes_its_size_when_told() -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import fnmatch
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from vringd.bench.experiments.published import Publication, Series
+from vringd.bench.lab.errors import UsageError
 from vringd.bench.lab.load import Job
 from vringd.bench.lab.setup import Cpus, Setup
 
@@ -76,6 +79,24 @@ class Experiment:
     @property
     def name(self) -> str:
         return self.publication.name
+
+    def only(self, patterns: Sequence[str]) -> Experiment:
+        """With the cells only whose SERIES/CELL/BACKEND matches a shell pattern; with all
+        without patterns. Raises UsageError for a pattern that matches nothing."""
+        if not patterns:
+            return self
+        names = {cell: f"{cell.series}/{cell.label}/{cell.backend}" for cell in self.cells}
+        for pattern in patterns:
+            if not any(fnmatch.fnmatchcase(name, pattern) for name in names.values()):
+                raise UsageError(
+                    f"--cells {pattern}: matches none of {', '.join(sorted(names.values()))}"
+                )
+        kept = tuple(
+            cell
+            for cell, name in names.items()
+            if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        )
+        return dataclasses.replace(self, cells=kept)
 
     def of_series(self, series: Series, backend: str) -> list[Cell]:
         return [c for c in self.cells if c.series == series.id and c.backend == backend]

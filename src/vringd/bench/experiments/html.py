@@ -36,6 +36,8 @@ def report(outcome: Outcome) -> str:
     parts = []
     for backend in outcome.experiment.backends:
         for series in publication.series:
+            if not outcome.experiment.of_series(series, backend.name):
+                continue
             direction = next(iter(series.figures))
             found = rows(outcome, series, backend.name, direction)
             tables = {name: rows(outcome, series, backend.name, name) for name in series.figures}

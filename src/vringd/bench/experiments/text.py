@@ -30,7 +30,8 @@ def report(outcome: Outcome) -> str:
     for backend in outcome.experiment.backends:
         lines += ["", f"## {backend.name}: {backend.why} ({backend.options})"]
         for series in publication.series:
-            lines += ["", *series_table(outcome, series, backend)]
+            if outcome.experiment.of_series(series, backend.name):
+                lines += ["", *series_table(outcome, series, backend)]
     if any(cell.crowded(len(outcome.host.cpus)) for cell in outcome.experiment.cells):
         lines += ["", f"{CROWDED} jobs and IOThreads together are more than the CPUs here"]
     for failure in outcome.results.failures():
