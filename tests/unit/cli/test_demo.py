@@ -28,14 +28,14 @@ STEPS = [
 
 
 @pytest.fixture
-def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Where the demonstration has its files while it runs."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
 
 
 @pytest.fixture
-def guest(monkeypatch: pytest.MonkeyPatch, folder: Path) -> FakeGuest:
+def guest(monkeypatch: pytest.MonkeyPatch, files: Path) -> FakeGuest:
     guest = FakeGuest()
     monkeypatch.setattr("vringd.cli.demo.Guest", guest)
     monkeypatch.setattr("vringd.cli.demo.guest_missing_reason", lambda: None)
@@ -49,7 +49,7 @@ def begun_steps(out: str) -> list[str]:
 
 
 def test_every_step_has_a_line_and_every_queue_a_row(
-    guest: FakeGuest, folder: Path, capsys: pytest.CaptureFixture[str]
+    guest: FakeGuest, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["demo"]) == 0
     captured = capsys.readouterr()
@@ -70,7 +70,7 @@ def test_every_step_has_a_line_and_every_queue_a_row(
     assert [row[:2] for row in rows] == [["0", "t0"], ["1", "t1"], ["2", "t0"], ["3", "t1"]]
     assert "|" not in captured.out  # the details
     assert guest.closed
-    assert list(folder.iterdir()) == []
+    assert list(files.iterdir()) == []
 
 
 def test_verbose_shows_commands_and_console(
@@ -98,7 +98,7 @@ def test_verbose_shows_commands_and_console(
 )
 def test_a_failing_check_is_one_line_and_its_step_has_failed(
     guest: FakeGuest,
-    folder: Path,
+    files: Path,
     capsys: pytest.CaptureFixture[str],
     command: str,
     answer: str,
@@ -112,7 +112,7 @@ def test_a_failing_check_is_one_line_and_its_step_has_failed(
     assert begun_steps(captured.out) == STEPS[: step + 1]
     assert captured.out.endswith(" s  FAILED\n")
     assert guest.closed
-    assert list(folder.iterdir()) == []
+    assert list(files.iterdir()) == []
 
 
 def test_a_failing_command_is_told_with_what_it_printed(
@@ -137,7 +137,7 @@ def test_queues_without_a_request_are_a_fault(
 
 
 def test_a_missing_program_is_one_line_that_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch, folder: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("vringd.testing.peers.find", lambda _program: None)
     assert main(["demo"]) == 1
@@ -145,11 +145,11 @@ def test_a_missing_program_is_one_line_that_says_how_to_get_it(
     program = this_machine().program
     assert captured.err == f"vringd: error: {program} is not installed: run `make peers`\n"
     assert captured.out == ""
-    assert list(folder.iterdir()) == []
+    assert list(files.iterdir()) == []
 
 
 def test_a_program_found_missing_while_the_guest_starts_is_told_the_same_way(
-    guest: FakeGuest, folder: Path, capsys: pytest.CaptureFixture[str]
+    guest: FakeGuest, files: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     missing = PeerMissingError("busybox is not installed: run tools/setup-peers")
     guest.others = {"start": raising(missing)}
@@ -157,12 +157,12 @@ def test_a_program_found_missing_while_the_guest_starts_is_told_the_same_way(
     captured = capsys.readouterr()
     assert captured.err == "vringd: error: busybox is not installed: run `make peers`\n"
     assert begun_steps(captured.out) == STEPS[:2]
-    assert list(folder.iterdir()) == []
+    assert list(files.iterdir()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_guest_and_daemon(
-    guest: FakeGuest, folder: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
+    guest: FakeGuest, files: Path, capsys: pytest.CaptureFixture[str], number: signal.Signals
 ) -> None:
     def interrupted() -> str:
         os.kill(os.getpid(), number)
@@ -174,4 +174,4 @@ def test_a_signal_ends_guest_and_daemon(
     assert captured.err == "vringd: error: interrupted\n"
     assert begun_steps(captured.out) == STEPS[:4]
     assert guest.closed
-    assert list(folder.iterdir()) == []
+    assert list(files.iterdir()) == []
