@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,6 +13,8 @@ import pytest
 from vringd.testing.blk_clients import CLIENT_PROGRAMS
 from vringd.testing.peer_process import PeerProcess
 from vringd.testing.peers import missing_reason
+
+from .images import DISK_SIZE
 
 StartPeer = Callable[..., PeerProcess]
 
@@ -27,6 +30,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.peers)
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def image(folder: Path) -> Path:
+    """A raw image of DISK_SIZE random bytes."""
+    path = folder / "disk.img"
+    path.write_bytes(os.urandom(DISK_SIZE))
+    return path
 
 
 @pytest.fixture
