@@ -52,6 +52,14 @@ def use_one(device: Model) -> bool:
     return device.push(chain, 1)
 
 
+def lose_a_notification(q: DriverQueue, device: Model) -> None:
+    """A buffer is used whose notification, which the driver had asked for, never comes."""
+    give(q)
+    assert not q.enable_callbacks()
+    use_one(device)
+    os.eventfd_read(q.call_fd)
+
+
 def test_a_kick_is_written_once_for_what_was_published(q: DriverQueue) -> None:
     assert not q.kick()
     q.add((), IN)
@@ -151,10 +159,7 @@ def test_wait_times_out_when_nothing_is_used(q: DriverQueue) -> None:
 
 
 def test_a_lost_notification_is_an_error(q: DriverQueue, device: Model) -> None:
-    give(q)
-    assert not q.enable_callbacks()
-    use_one(device)
-    os.eventfd_read(q.call_fd)
+    lose_a_notification(q, device)
     with pytest.raises(DriverError, match="lost notification: there are used buffers"):
         q.wait(0.01, grace=0.01)
 
@@ -162,10 +167,7 @@ def test_a_lost_notification_is_an_error(q: DriverQueue, device: Model) -> None:
 def test_a_lost_notification_is_an_error_though_the_buffer_was_polled(
     q: DriverQueue, device: Model
 ) -> None:
-    give(q)
-    assert not q.enable_callbacks()
-    use_one(device)
-    os.eventfd_read(q.call_fd)
+    lose_a_notification(q, device)
     assert q.pop_used() is not None
     with pytest.raises(DriverError, match="lost notification: a used buffer that had"):
         q.wait(0.01, grace=0.01)
@@ -174,10 +176,7 @@ def test_a_lost_notification_is_an_error_though_the_buffer_was_polled(
 def test_a_notification_that_comes_within_the_grace_is_not_lost(
     q: DriverQueue, device: Model
 ) -> None:
-    give(q)
-    assert not q.enable_callbacks()
-    use_one(device)
-    os.eventfd_read(q.call_fd)
+    lose_a_notification(q, device)
     thread = threading.Timer(0.05, os.eventfd_write, (q.call_fd, 1))
     thread.start()
     assert q.wait(0.01, grace=10)
@@ -250,10 +249,7 @@ def test_the_error_eventfd_is_read_once(q: DriverQueue) -> None:
 def test_a_new_request_waives_the_notification_owed(
     q: DriverQueue, device: Model, action: Callable[[DriverQueue], object]
 ) -> None:
-    give(q)
-    assert not q.enable_callbacks()
-    use_one(device)
-    os.eventfd_read(q.call_fd)
+    lose_a_notification(q, device)
     assert q.pop_used() is not None
     action(q)
     assert not q.wait(0.01, grace=0.01)
