@@ -1,10 +1,14 @@
-"""Settings for all tests."""
+"""Settings and fixtures for all tests."""
 
 from __future__ import annotations
 
 import os
 import resource
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile("default", deadline=None)
@@ -18,3 +22,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 if hard != resource.RLIM_INFINITY:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder with a name short enough for Unix sockets (at most 107 bytes)."""
+    with tempfile.TemporaryDirectory(prefix="vringd-test-", ignore_cleanup_errors=True) as name:
+        yield Path(name)

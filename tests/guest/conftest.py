@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -33,12 +32,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a name short enough for Unix sockets (at most 107 bytes)."""
-    path = Path(tempfile.mkdtemp(prefix="vringd-test-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+@pytest.fixture(scope="module")
+def module_folder() -> Iterator[Path]:
+    """As `folder`, for all tests of a module."""
+    with tempfile.TemporaryDirectory(prefix="vringd-test-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
 @pytest.fixture

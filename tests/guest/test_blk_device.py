@@ -7,8 +7,6 @@ nothing about its content.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -45,20 +43,18 @@ class Running:
 
 
 @pytest.fixture(scope="module", params=["split", "packed"])
-def running(request: pytest.FixtureRequest) -> Iterator[Running]:
+def running(request: pytest.FixtureRequest, module_folder: Path) -> Iterator[Running]:
     with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="vringd-test-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        image = folder / "disk.img"
+        image = module_folder / "disk.img"
         image.touch()
         os.truncate(image, DISK_SIZE)
         disk = ServedDisk(
-            *(folder, image),
+            *(module_folder, image),
             num_queues=NUM_QUEUES,
             iothreads=IOTHREADS,
             export={"serial": SERIAL},
         )
-        vringd = stack.enter_context(Vringd(folder, [disk]))
+        vringd = stack.enter_context(Vringd(module_folder, [disk]))
         device = VhostUserBlk(
             *("disk", disk.socket),
             num_queues=NUM_QUEUES,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -34,16 +32,14 @@ class Running:
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Running]:
+def running(module_folder: Path) -> Iterator[Running]:
     with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="vringd-test-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
         disks = {}
         for name in ("first", "fixed", "extra"):
-            image = folder / f"{name}.img"
+            image = module_folder / f"{name}.img"
             image.write_bytes(os.urandom(DISK_SIZE))
             disks[name] = ServedDisk(
-                *(folder, image),
+                *(module_folder, image),
                 name=name,
                 num_queues=2,
                 iothreads=None,
@@ -52,7 +48,7 @@ def running() -> Iterator[Running]:
                 export={"iothread.0": "t0", "iothread.1": "t1", "serial": name},
             )
         threads = ["--object", "iothread,id=t0", "--object", "iothread,id=t1"]
-        vringd = stack.enter_context(Vringd(folder, [*disks.values()], arguments=threads))
+        vringd = stack.enter_context(Vringd(module_folder, [*disks.values()], arguments=threads))
         devices = [device(disks["first"]), device(disks["fixed"])]
         guest = stack.enter_context(Guest(devices, cpus=2, hotplug_ports=1))
         yield Running(guest, vringd, disks)

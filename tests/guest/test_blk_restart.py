@@ -8,8 +8,6 @@ tracking").
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -67,15 +65,13 @@ class Running:
 
 
 @pytest.fixture(scope="module", params=["split", "packed"])
-def running(request: pytest.FixtureRequest) -> Iterator[Running]:
+def running(request: pytest.FixtureRequest, module_folder: Path) -> Iterator[Running]:
     with ExitStack() as stack:
-        folder = Path(tempfile.mkdtemp(prefix="vringd-test-"))
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        image = folder / "disk.img"
+        image = module_folder / "disk.img"
         image.touch()
         os.truncate(image, 64 * MIB)
-        disk = ServedDisk(folder, image, num_queues=NUM_QUEUES, iothreads=2)
-        vringd = stack.enter_context(Vringd(folder, [disk]))
+        disk = ServedDisk(module_folder, image, num_queues=NUM_QUEUES, iothreads=2)
+        vringd = stack.enter_context(Vringd(module_folder, [disk]))
         device = VhostUserBlk(
             *("disk", disk.socket),
             num_queues=NUM_QUEUES,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -13,6 +13,8 @@ import pytest
 from vringd.testing.blk_clients import CLIENT_PROGRAMS
 from vringd.testing.peer_process import PeerProcess
 from vringd.testing.peers import missing_reason
+
+from .images import DISK_SIZE
 
 StartPeer = Callable[..., PeerProcess]
 
@@ -31,11 +33,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a name short enough for Unix sockets (at most 107 bytes)."""
-    path = Path(tempfile.mkdtemp(prefix="vringd-test-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)
+def image(folder: Path) -> Path:
+    """A raw image of DISK_SIZE random bytes."""
+    path = folder / "disk.img"
+    path.write_bytes(os.urandom(DISK_SIZE))
+    return path
 
 
 @pytest.fixture

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -20,13 +19,6 @@ from vringd.testing.served_disk import ServedDisk, Vringd, run_vringd
 from vringd.testing.storage_daemon import StorageDaemon
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """Short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="vb-") as name:
-        yield Path(name)
 
 
 @pytest.fixture

@@ -12,16 +12,10 @@ from vringd.testing import blk_clients
 from vringd.testing.peers import PeerFailedError
 from vringd.testing.served_disk import ServedDisk, Vringd
 
+from .images import DISK_SIZE, check_with_qemu_img
+
 KIB = 1 << 10
 MIB = 1 << 20
-DISK_SIZE = 8 * MIB
-
-
-@pytest.fixture
-def image(folder: Path) -> Path:
-    path = folder / "disk.img"
-    path.write_bytes(os.urandom(DISK_SIZE))
-    return path
 
 
 @pytest.fixture
@@ -34,22 +28,8 @@ def disk(folder: Path, image: Path) -> Iterator[ServedDisk]:
     assert "error" not in log, log
 
 
-def test_qemu_img_compares_and_converts(disk: ServedDisk, folder: Path) -> None:
-    assert blk_clients.disk_size(disk.socket) == DISK_SIZE
-    copy = folder / "copy.img"
-    blk_clients.read_image(disk.socket, copy)
-    assert copy.read_bytes() == disk.image.read_bytes()
-    assert blk_clients.first_difference(disk.socket, copy) is None
-
-    content = bytearray(copy.read_bytes())
-    content[MIB] ^= 1
-    copy.write_bytes(content)
-    difference = blk_clients.first_difference(disk.socket, copy)
-    assert difference is not None
-    assert f"offset {MIB}" in difference
-
-    blk_clients.write_image(copy, disk.socket)
-    assert disk.image.read_bytes() == content
+def test_qemu_img_compares_and_converts(disk: ServedDisk) -> None:
+    check_with_qemu_img(disk.socket, disk.image)
 
 
 def test_qemu_io_reads_and_writes_patterns(disk: ServedDisk) -> None:

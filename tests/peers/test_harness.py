@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -25,23 +24,17 @@ from vringd.testing.peers import (
 from vringd.testing.qmp_client import QmpError
 from vringd.testing.storage_daemon import StorageDaemon
 
+from .images import DISK_SIZE, check_with_qemu_img
+
 KIB = 1 << 10
 MIB = 1 << 20
-DISK_SIZE = 8 * MIB
 
 StartPeer = Callable[..., PeerProcess]
 
 
 @pytest.fixture
-def disk(folder: Path) -> Path:
-    path = folder / "disk.img"
-    path.write_bytes(os.urandom(DISK_SIZE))
-    return path
-
-
-@pytest.fixture
-def server(folder: Path, disk: Path) -> Iterator[StorageDaemon]:
-    with StorageDaemon(folder, image=disk, num_queues=4) as daemon:
+def server(folder: Path, image: Path) -> Iterator[StorageDaemon]:
+    with StorageDaemon(folder, image=image, num_queues=4) as daemon:
         yield daemon
 
 
@@ -110,27 +103,11 @@ def test_program_dies_with_its_parent(folder: Path) -> None:
     assert not socket_is_listening(folder / "nbd")
 
 
-def test_qemu_img_reads_and_writes_the_disk(
-    server: StorageDaemon, folder: Path, disk: Path
-) -> None:
-    assert blk_clients.disk_size(server.socket) == DISK_SIZE
-    copy = folder / "copy.img"
-    blk_clients.read_image(server.socket, copy)
-    assert copy.read_bytes() == disk.read_bytes()
-    assert blk_clients.first_difference(server.socket, copy) is None
-
-    content = bytearray(copy.read_bytes())
-    content[MIB] ^= 1
-    copy.write_bytes(content)
-    difference = blk_clients.first_difference(server.socket, copy)
-    assert difference is not None
-    assert f"offset {MIB}" in difference
-
-    blk_clients.write_image(copy, server.socket)
-    assert disk.read_bytes() == content
+def test_qemu_img_reads_and_writes_the_disk(server: StorageDaemon, image: Path) -> None:
+    check_with_qemu_img(server.socket, image)
 
 
-def test_qemu_io_checks_patterns(server: StorageDaemon, disk: Path) -> None:
+def test_qemu_io_checks_patterns(server: StorageDaemon, image: Path) -> None:
     blk_clients.qemu_io(
         server.socket,
         "write -P 0xab 4k 64k",
@@ -143,7 +120,7 @@ def test_qemu_io_checks_patterns(server: StorageDaemon, disk: Path) -> None:
         "aio_flush",
         "flush",
     )
-    content = disk.read_bytes()
+    content = image.read_bytes()
     assert content[4 * KIB : 68 * KIB] == b"\xab" * 64 * KIB
     assert content[2 * MIB : 2 * MIB + 12 * KIB] == b"\7" * 12 * KIB
     assert content[4 * MIB : 5 * MIB] == b"\x09" * MIB
@@ -151,26 +128,26 @@ def test_qemu_io_checks_patterns(server: StorageDaemon, disk: Path) -> None:
         blk_clients.qemu_io(server.socket, "read -P 1 4k 64k")
 
 
-def test_qemu_img_bench_counts(server: StorageDaemon, disk: Path) -> None:
+def test_qemu_img_bench_counts(server: StorageDaemon, image: Path) -> None:
     result = blk_clients.bench(server.socket, requests=1000, depth=8)
     assert result.seconds > 0
     blk_clients.bench(
         server.socket, requests=256, depth=4, write=True, pattern=0x5A, flush_interval=64
     )
-    assert disk.read_bytes()[:MIB] == b"\x5a" * MIB
+    assert image.read_bytes()[:MIB] == b"\x5a" * MIB
 
 
-def test_nbdkit_bridge_copies(server: StorageDaemon, folder: Path, disk: Path) -> None:
+def test_nbdkit_bridge_copies(server: StorageDaemon, folder: Path, image: Path) -> None:
     with blk_clients.NbdBridge(server.socket, folder) as bridge:
         information = bridge.information()
         assert information["export-size"] == DISK_SIZE
         assert information["can_flush"]
         copy = folder / "copy.img"
         bridge.copy_to(copy)
-        assert copy.read_bytes() == disk.read_bytes()
+        assert copy.read_bytes() == image.read_bytes()
         copy.write_bytes(bytes(DISK_SIZE))
         bridge.copy_from(copy)
-        assert disk.read_bytes() == bytes(DISK_SIZE)
+        assert image.read_bytes() == bytes(DISK_SIZE)
 
 
 def test_qmp_errors_and_events(server: StorageDaemon) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from vringd.testing.driver import DriverQueue
 from vringd.testing.frontend import Frontend
 from vringd.testing.memory import GuestRam
 
@@ -58,6 +59,15 @@ def negotiated(frontend: Frontend) -> Frontend:
 def ram(no_leaked_descriptors: None) -> Iterator[GuestRam]:
     with GuestRam([1 << 20, 1 << 20]) as ram:
         yield ram
+
+
+@pytest.fixture
+def running(negotiated: Frontend, ram: GuestRam) -> Iterator[DriverQueue]:
+    """Ring 0 of `negotiated`, in `ram`: split, of 16 entries, enabled."""
+    negotiated.add_ram(ram)
+    with DriverQueue(ram, 16) as queue:
+        negotiated.attach(0, queue)
+        yield queue
 
 
 @pytest.fixture

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
-import threading
 import time
 from collections.abc import Callable, Coroutine
 from types import TracebackType
@@ -15,6 +13,7 @@ from typing import Any, Self, TypeVar
 from vringd.testing.frontend import Frontend
 from vringd.vhost_user.server import VhostUserServer
 
+from ..loop_thread import LoopThread
 from .fake_device import FakeDevice
 
 T = TypeVar("T")
@@ -26,15 +25,14 @@ class ServerThread:
     def __init__(self, device: FakeDevice, **options: Any) -> None:
         self.device = device
         self._options = options
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._loop = LoopThread()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._loop.start()
         try:
             self.server = self.run(self._start())
         except BaseException:
-            self._stop_loop()
+            self._loop.stop()
             raise
         return self
 
@@ -47,11 +45,11 @@ class ServerThread:
         try:
             self.run(self.server.close())
         finally:
-            self._stop_loop()
+            self._loop.stop()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the server's loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(20)
+        return self._loop.run(work, timeout=20)
 
     def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """Call a function in the server's loop."""
@@ -65,11 +63,6 @@ class ServerThread:
         server = VhostUserServer(self.device, **self._options)
         server.start()
         return server
-
-    def _stop_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 @contextlib.contextmanager

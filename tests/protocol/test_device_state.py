@@ -65,44 +65,35 @@ def test_status_is_kept(negotiated: Frontend) -> None:
 
 
 def test_status_0_stops_the_rings_but_keeps_what_the_driver_configured(
-    negotiated: Frontend, ram: GuestRam, device: FakeDevice
+    negotiated: Frontend, ram: GuestRam, device: FakeDevice, running: DriverQueue
 ) -> None:
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        echo(ram, queue)
-        negotiated.set_status(0)
-        assert (device.queues, device.resets) == ({}, 0)
-        negotiated.attach(0, queue, base=1)  # memory is there still
-        assert echo(ram, queue) == b"hello"
+    echo(ram, running)
+    negotiated.set_status(0)
+    assert (device.queues, device.resets) == ({}, 0)
+    negotiated.attach(0, running, base=1)  # memory is there still
+    assert echo(ram, running) == b"hello"
 
 
 def test_reset_stops_the_rings_and_resets_the_device(
-    negotiated: Frontend, ram: GuestRam, device: FakeDevice
+    negotiated: Frontend, ram: GuestRam, device: FakeDevice, running: DriverQueue
 ) -> None:
-    negotiated.add_ram(ram)
     negotiated.set_status(DRIVER_OK)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        echo(ram, queue)
-        negotiated.reset_device()
-        assert (device.queues, device.resets, negotiated.get_status()) == ({}, 1, 0)
-        assert negotiated.get_vring_base(0) == 0
-        queue.reset()
-        negotiated.attach(0, queue)
-        assert echo(ram, queue) == b"hello"
+    echo(ram, running)
+    negotiated.reset_device()
+    assert (device.queues, device.resets, negotiated.get_status()) == ({}, 1, 0)
+    assert negotiated.get_vring_base(0) == 0
+    running.reset()
+    negotiated.attach(0, running)
+    assert echo(ram, running) == b"hello"
 
 
 def test_config_change_is_sent_to_the_front_end(
-    server: ServerThread, negotiated: Frontend, ram: GuestRam, device: FakeDevice
+    server: ServerThread, negotiated: Frontend, device: FakeDevice, running: DriverQueue
 ) -> None:
     negotiated.open_backend_channel()
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        server.call(device.change_config, 0, b"\x55")
-        assert negotiated.receive_from_backend(5) == BackendRequest.CONFIG_CHANGE_MSG
-        assert negotiated.get_config(0, 1) == b"\x55"
+    server.call(device.change_config, 0, b"\x55")
+    assert negotiated.receive_from_backend(5) == BackendRequest.CONFIG_CHANGE_MSG
+    assert negotiated.get_config(0, 1) == b"\x55"
 
 
 def test_config_change_of_a_suspended_device_is_sent_when_a_ring_starts(
@@ -118,41 +109,39 @@ def test_config_change_of_a_suspended_device_is_sent_when_a_ring_starts(
 
 
 def test_front_end_that_never_reads_its_channel_blocks_nothing(
-    server: ServerThread, negotiated: Frontend, ram: GuestRam, device: FakeDevice
+    server: ServerThread,
+    negotiated: Frontend,
+    ram: GuestRam,
+    device: FakeDevice,
+    running: DriverQueue,
 ) -> None:
     negotiated.open_backend_channel()
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
 
-        def many() -> None:
-            for _ in range(20000):
-                device.change_config(0, b"\x55")
+    def many() -> None:
+        for _ in range(20000):
+            device.change_config(0, b"\x55")
 
-        server.call(many)
-        assert echo(ram, queue) == b"hello"
-        received = 0
-        while negotiated.receive_from_backend(0.2) is not None:
-            received += 1
-        assert 0 < received < 20000
-        server.call(device.change_config, 0, b"\x56")
-        assert negotiated.receive_from_backend(5) == BackendRequest.CONFIG_CHANGE_MSG
+    server.call(many)
+    assert echo(ram, running) == b"hello"
+    received = 0
+    while negotiated.receive_from_backend(0.2) is not None:
+        received += 1
+    assert 0 < received < 20000
+    server.call(device.change_config, 0, b"\x56")
+    assert negotiated.receive_from_backend(5) == BackendRequest.CONFIG_CHANGE_MSG
 
 
 def test_front_end_that_does_not_take_a_change_is_reported(
     server: ServerThread,
     negotiated: Frontend,
-    ram: GuestRam,
     device: FakeDevice,
     caplog: pytest.LogCaptureFixture,
+    running: DriverQueue,
 ) -> None:
     negotiated.open_backend_channel()
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        server.call(device.change_config, 0, b"\x55")
-        negotiated.receive_from_backend(5, acknowledge=1)
-        assert until(lambda: "did not take a change" in caplog.text)
+    server.call(device.change_config, 0, b"\x55")
+    negotiated.receive_from_backend(5, acknowledge=1)
+    assert until(lambda: "did not take a change" in caplog.text)
 
 
 @pytest.mark.parametrize("garbage", [b"x" * 20, b"x" * 1000])

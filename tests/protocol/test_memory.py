@@ -27,57 +27,52 @@ def maps_of_memfd() -> int:
 
 
 def test_region_added_to_running_ring_is_used_without_a_drain(
-    negotiated: Frontend, ram: GuestRam, device: FakeDevice
+    negotiated: Frontend, ram: GuestRam, device: FakeDevice, running: DriverQueue
 ) -> None:
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        new = ram.add_region(1 << 20)
-        negotiated.add_region(new.guest_addr, new.size, new.user_addr, new.fd, new.mmap_offset)
-        (memory,) = device.updates(0, "memory")
-        assert [region.guest_addr for region in memory.regions] == sorted(
-            region.guest_addr for region in ram.regions
-        )
-        assert ("stop", 0) not in device.events
+    new = ram.add_region(1 << 20)
+    negotiated.add_region(new.guest_addr, new.size, new.user_addr, new.fd, new.mmap_offset)
+    (memory,) = device.updates(0, "memory")
+    assert [region.guest_addr for region in memory.regions] == sorted(
+        region.guest_addr for region in ram.regions
+    )
+    assert ("stop", 0) not in device.events
 
 
 @pytest.mark.parametrize("with_descriptor", [False, True])
 def test_region_removed_under_running_ring_is_unmapped_after_a_drain(
-    negotiated: Frontend, ram: GuestRam, device: FakeDevice, with_descriptor: bool
+    negotiated: Frontend,
+    ram: GuestRam,
+    device: FakeDevice,
+    with_descriptor: bool,
+    running: DriverQueue,
 ) -> None:
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        echo(ram, queue)
-        extra = ram.add_region(1 << 20)  # holds nothing of the ring
-        before = maps_of_memfd()
-        negotiated.add_region(
-            extra.guest_addr, extra.size, extra.user_addr, extra.fd, extra.mmap_offset
-        )
-        negotiated.remove_region(
-            extra.guest_addr,
-            extra.size,
-            extra.user_addr,
-            extra.fd if with_descriptor else None,
-        )
-        assert device.events[-2:] == [("stop", 0), ("start", 0)]
-        device.events.clear()  # which refer to the memory with the region
-        assert maps_of_memfd() == before
-        assert echo(ram, queue) == b"hello"
+    echo(ram, running)
+    extra = ram.add_region(1 << 20)  # holds nothing of the ring
+    before = maps_of_memfd()
+    negotiated.add_region(
+        extra.guest_addr, extra.size, extra.user_addr, extra.fd, extra.mmap_offset
+    )
+    negotiated.remove_region(
+        extra.guest_addr,
+        extra.size,
+        extra.user_addr,
+        extra.fd if with_descriptor else None,
+    )
+    assert device.events[-2:] == [("stop", 0), ("start", 0)]
+    device.events.clear()  # which refer to the memory with the region
+    assert maps_of_memfd() == before
+    assert echo(ram, running) == b"hello"
 
 
 def test_ring_whose_memory_is_taken_away_waits_until_it_is_back(
-    negotiated: Frontend, ram: GuestRam, device: FakeDevice
+    negotiated: Frontend, ram: GuestRam, device: FakeDevice, running: DriverQueue
 ) -> None:
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        echo(ram, queue)
-        part = ram.find_region(queue.layout.desc)
-        negotiated.remove_region(part.guest_addr, part.size, part.user_addr)
-        assert device.queues == {}
-        negotiated.add_region(part.guest_addr, part.size, part.user_addr, part.fd, part.mmap_offset)
-        assert echo(ram, queue, b"again") == b"again"
+    echo(ram, running)
+    part = ram.find_region(running.layout.desc)
+    negotiated.remove_region(part.guest_addr, part.size, part.user_addr)
+    assert device.queues == {}
+    negotiated.add_region(part.guest_addr, part.size, part.user_addr, part.fd, part.mmap_offset)
+    assert echo(ram, running, b"again") == b"again"
 
 
 def test_table_of_front_end_without_slots_replaces_the_whole_memory(
@@ -97,9 +92,8 @@ def test_table_of_front_end_without_slots_replaces_the_whole_memory(
 
 
 def test_bad_table_leaves_memory_and_rings_as_they_are(
-    negotiated: Frontend, ram: GuestRam, device: FakeDevice
+    negotiated: Frontend, ram: GuestRam, device: FakeDevice, running: DriverQueue
 ) -> None:
-    negotiated.add_ram(ram)
     first, second = ram.regions
     bad = [
         [(describe(first), first.fd), (describe(first), first.fd)],
@@ -109,23 +103,21 @@ def test_bad_table_leaves_memory_and_rings_as_they_are(
         [(RegionDescription(0, 4096, 0, (1 << 64) - 4096), first.fd)],
         [(RegionDescription(0, (1 << 64) - 1, 0, 1), first.fd)],
     ]
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        for table in bad:
-            with pytest.raises(RefusedByBackend):
-                negotiated.set_mem_table(table)
-        with pytest.raises(RefusedByBackend):  # a descriptor too few
-            negotiated.tell(
-                Request.SET_MEM_TABLE,
-                RegionDescription.pack_table([describe(first), describe(second)]),
-                [first.fd],
-            )
-        with pytest.raises(RefusedByBackend):  # says two regions, has one
-            negotiated.tell(
-                Request.SET_MEM_TABLE, b"\2" + bytes(7) + describe(first).pack(), [first.fd]
-            )
-        assert device.events == [("start", 0)]
-        assert echo(ram, queue) == b"hello"
+    for table in bad:
+        with pytest.raises(RefusedByBackend):
+            negotiated.set_mem_table(table)
+    with pytest.raises(RefusedByBackend):  # a descriptor too few
+        negotiated.tell(
+            Request.SET_MEM_TABLE,
+            RegionDescription.pack_table([describe(first), describe(second)]),
+            [first.fd],
+        )
+    with pytest.raises(RefusedByBackend):  # says two regions, has one
+        negotiated.tell(
+            Request.SET_MEM_TABLE, b"\2" + bytes(7) + describe(first).pack(), [first.fd]
+        )
+    assert device.events == [("start", 0)]
+    assert echo(ram, running) == b"hello"
 
 
 def test_descriptor_that_cannot_be_mapped_is_refused(negotiated: Frontend) -> None:

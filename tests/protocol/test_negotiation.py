@@ -63,15 +63,12 @@ def test_protocol_feature_that_was_not_offered_is_refused(frontend: Frontend, bi
 
 
 def test_features_of_running_rings_cannot_change(
-    negotiated: Frontend, ram: GuestRam, device: FakeDevice
+    negotiated: Frontend, ram: GuestRam, running: DriverQueue
 ) -> None:
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        with pytest.raises(RefusedByBackend):
-            negotiated.set_features(negotiated.features & ~INDIRECT)
-        negotiated.set_features(negotiated.features)
-        assert echo(ram, queue) == b"hello"
+    with pytest.raises(RefusedByBackend):
+        negotiated.set_features(negotiated.features & ~INDIRECT)
+    negotiated.set_features(negotiated.features)
+    assert echo(ram, running) == b"hello"
 
 
 def test_packed_ring_of_any_size_only_when_negotiated(frontend: Frontend) -> None:

@@ -27,11 +27,8 @@ def echo(ram: GuestRam, queue: DriverQueue, data: bytes = b"hello") -> bytes:
     return ram.read(target, len(data))
 
 
-def test_enabled_ring_is_processed(negotiated: Frontend, ram: GuestRam, device: FakeDevice) -> None:
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        assert echo(ram, queue) == b"hello"
+def test_enabled_ring_is_processed(ram: GuestRam, device: FakeDevice, running: DriverQueue) -> None:
+    assert echo(ram, running) == b"hello"
     assert device.events == [("start", 0)]
 
 
@@ -80,40 +77,38 @@ def test_enabled_ring_waits_for_kick_descriptor(
 
 
 def test_disabled_ring_is_drained_and_goes_on_where_it_was(
-    negotiated: Frontend, ram: GuestRam, device: FakeDevice
+    negotiated: Frontend, ram: GuestRam, device: FakeDevice, running: DriverQueue
 ) -> None:
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        echo(ram, queue)
-        negotiated.set_vring_enable(0, False)
-        assert device.queues == {}
-        negotiated.set_vring_enable(0, True)
-        assert echo(ram, queue, b"again") == b"again"
+    echo(ram, running)
+    negotiated.set_vring_enable(0, False)
+    assert device.queues == {}
+    negotiated.set_vring_enable(0, True)
+    assert echo(ram, running, b"again") == b"again"
     assert device.events == [("start", 0), ("stop", 0), ("start", 0)]
 
 
 def test_get_vring_base_drains_and_tells_the_position(
-    served: tuple[ServerThread, Frontend], negotiated: Frontend, ram: GuestRam, device: FakeDevice
+    served: tuple[ServerThread, Frontend],
+    negotiated: Frontend,
+    ram: GuestRam,
+    device: FakeDevice,
+    running: DriverQueue,
 ) -> None:
-    negotiated.add_ram(ram)
     device.holding = True
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        target = ram.alloc(1)
-        for _ in range(3):
-            queue.add([(target, 1)], [(target, 1)])
-        queue.publish()
-        queue.kick()
-        assert until(lambda: len(device._held[0]) == 3)
-        served[0].call(setattr, device, "holding", False)
-        assert negotiated.get_vring_base(0) == 3
-        assert [queue.pop_used() is not None for _ in range(4)] == [True, True, True, False]
-        assert device.queues == {}
-        # The ring is enabled still, and starts with the next kick descriptor.
-        negotiated.set_vring_base(0, 3)
-        negotiated.set_vring_kick(0, queue.kick_fd)
-        assert echo(ram, queue) == b"hello"
+    target = ram.alloc(1)
+    for _ in range(3):
+        running.add([(target, 1)], [(target, 1)])
+    running.publish()
+    running.kick()
+    assert until(lambda: len(device._held[0]) == 3)
+    served[0].call(setattr, device, "holding", False)
+    assert negotiated.get_vring_base(0) == 3
+    assert [running.pop_used() is not None for _ in range(4)] == [True, True, True, False]
+    assert device.queues == {}
+    # The ring is enabled still, and starts with the next kick descriptor.
+    negotiated.set_vring_base(0, 3)
+    negotiated.set_vring_kick(0, running.kick_fd)
+    assert echo(ram, running) == b"hello"
 
 
 def test_ring_starts_at_the_given_base(negotiated: Frontend, ram: GuestRam) -> None:
@@ -147,21 +142,18 @@ def test_256_rings_run_at_once(ram: GuestRam) -> None:
 
 
 def test_call_descriptor_changes_live(
-    negotiated: Frontend, ram: GuestRam, device: FakeDevice
+    negotiated: Frontend, device: FakeDevice, running: DriverQueue
 ) -> None:
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        masked = os.eventfd(0)
-        try:
-            for _ in range(10):  # a guest that masks and unmasks its interrupt
-                negotiated.set_vring_call(0, masked)
-                negotiated.set_vring_call(0, queue.call_fd)
-        finally:
-            os.close(masked)
-        assert len(device.updates(0, "call_fd")) == 20
-        assert device.queues.keys() == {0}
-        assert ("stop", 0) not in device.events
+    masked = os.eventfd(0)
+    try:
+        for _ in range(10):  # a guest that masks and unmasks its interrupt
+            negotiated.set_vring_call(0, masked)
+            negotiated.set_vring_call(0, running.call_fd)
+    finally:
+        os.close(masked)
+    assert len(device.updates(0, "call_fd")) == 20
+    assert device.queues.keys() == {0}
+    assert ("stop", 0) not in device.events
 
 
 def test_first_call_descriptor_of_a_running_ring_is_signalled(
@@ -219,15 +211,14 @@ def test_bad_queue_size_is_refused(negotiated: Frontend, size: int) -> None:
     negotiated.set_vring_num(0, 256)
 
 
-def test_size_and_base_of_a_running_ring_cannot_change(negotiated: Frontend, ram: GuestRam) -> None:
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        with pytest.raises(RefusedByBackend):
-            negotiated.set_vring_num(0, 32)
-        with pytest.raises(RefusedByBackend):
-            negotiated.set_vring_base(0, 5)
-        assert echo(ram, queue) == b"hello"
+def test_size_and_base_of_a_running_ring_cannot_change(
+    negotiated: Frontend, ram: GuestRam, running: DriverQueue
+) -> None:
+    with pytest.raises(RefusedByBackend):
+        negotiated.set_vring_num(0, 32)
+    with pytest.raises(RefusedByBackend):
+        negotiated.set_vring_base(0, 5)
+    assert echo(ram, running) == b"hello"
 
 
 def test_ring_outside_memory_is_refused_and_can_be_corrected(
@@ -247,15 +238,12 @@ def test_ring_outside_memory_is_refused_and_can_be_corrected(
 
 
 def test_reset_owner_disables_all_rings(
-    negotiated: Frontend, ram: GuestRam, device: FakeDevice
+    negotiated: Frontend, ram: GuestRam, device: FakeDevice, running: DriverQueue
 ) -> None:
-    negotiated.add_ram(ram)
-    with DriverQueue(ram, 16) as queue:
-        negotiated.attach(0, queue)
-        negotiated.reset_owner()
-        assert device.queues == {}
-        negotiated.set_vring_enable(0)
-        assert echo(ram, queue) == b"hello"
+    negotiated.reset_owner()
+    assert device.queues == {}
+    negotiated.set_vring_enable(0)
+    assert echo(ram, running) == b"hello"
 
 
 def test_slow_drain_is_reported_and_waited_for(

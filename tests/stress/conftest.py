@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,11 +70,3 @@ def engine(poller: str, nothing_left_behind: None) -> Iterator[Engine]:
     """Three IOThreads: one more than a small machine has CPUs, so they preempt each other."""
     with Engine(3, poller) as engine:
         yield engine
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    """A folder with a name short enough for Unix sockets (at most 107 bytes)."""
-    path = Path(tempfile.mkdtemp(prefix="vringd-stress-"))
-    yield path
-    shutil.rmtree(path, ignore_errors=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +15,8 @@ from vringd.control.schema import UnixAddress, VhostUserBlkOptions
 from vringd.control.threads import ManagedThread
 from vringd.core.iothread import IOThread
 from vringd.vhost_user.server import VhostUserServer
+
+from ..loop_thread import LoopThread
 
 T = TypeVar("T")
 
@@ -59,14 +59,13 @@ class Engine:
     def __init__(self, count: int, poller: str) -> None:
         self.poller = poller
         self._count = count
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="control")
+        self._loop = LoopThread()
         self.threads: list[ManagedThread] = []
         self.devices: list[Device] = []
         self.servers: list[VhostUserServer] = []
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        self._loop.start()
         self.run(self._start())
         return self
 
@@ -79,13 +78,11 @@ class Engine:
         try:
             self.run(self._stop())
         finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+            self._loop.stop()
 
     def run(self, work: Coroutine[Any, Any, T], timeout: float = 60.0) -> T:
         """Run a coroutine in the event loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+        return self._loop.run(work, timeout)
 
     async def _start(self) -> None:
         for i in range(self._count):
@@ -127,6 +124,15 @@ class Engine:
             return server
 
         return self.run(start())
+
+    def serve_disk(
+        self, kind: str, folder: Path, name: str = "e0", *, num_queues: int = 4, **options: Any
+    ) -> Path:
+        """A device on a disk of its own (see `open_disk`), served; the path of its socket."""
+        disk = open_disk(kind, folder, name, **options)
+        path = folder / f"{name}.sock"
+        self.serve(self.add_device(name, disk, num_queues=num_queues), path)
+        return path
 
 
 def open_disk(kind: str, folder: Path, name: str = "disk", **options: Any) -> BlockBackend:

@@ -10,7 +10,7 @@ from vringd.bench.options import make_job
 from vringd.bench.runner import run_jobs
 from vringd.bench.target import Target
 
-from .engine import Engine, open_disk
+from .engine import Engine
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["split", "packed"])
@@ -19,8 +19,7 @@ from .engine import Engine, open_disk
 def test_jobs_that_write_find_their_data_again(
     engine: Engine, folder: Path, wait: str, packed: bool, queues: int
 ) -> None:
-    device = engine.add_device("e0", open_disk("file", folder), num_queues=queues)
-    engine.serve(device, folder / "e0.sock")
+    path = engine.serve_disk("file", folder, num_queues=queues)
     job, _ = make_job(
         "writers",
         {
@@ -33,7 +32,7 @@ def test_jobs_that_write_find_their_data_again(
             "verify": "crc32c",
         },
     )
-    target = Target(folder / "e0.sock", num_queues=queues, wait=wait, packed=packed)  # type: ignore[arg-type]
+    target = Target(path, num_queues=queues, wait=wait, packed=packed)  # type: ignore[arg-type]
     result = run_jobs(target, [job], watchdog=60)
     assert [each.directions["write"].bytes for each in result.jobs] == [512 << 10] * 3
     assert {queue for each in result.jobs for queue in each.queues} == set(range(queues))

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from .engine import Engine, open_disk
+from .engine import Engine
 from .machine import Machine
 from .traffic import repeat
 
@@ -47,10 +47,9 @@ def relay(target: int) -> Iterator[int]:
 def test_no_completion_is_lost_when_the_call_descriptor_changes(
     engine: Engine, folder: Path, seconds: float, packed: bool
 ) -> None:
-    device = engine.add_device("e0", open_disk("file", folder))
-    engine.serve(device, folder / "e0.sock")
+    path = engine.serve_disk("file", folder)
     pick = random.Random(5)
-    with Machine(folder / "e0.sock", packed=packed) as machine:
+    with Machine(path, packed=packed) as machine:
         calls = [queue.call_fd for queue in machine.queues]
         with relay(calls[0]) as detour:
 

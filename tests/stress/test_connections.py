@@ -11,7 +11,7 @@ from vringd.testing.driver import DriverQueue
 from vringd.testing.frontend import Frontend
 from vringd.vhost_user.wire import HEADER, VERSION, Request
 
-from .engine import Engine, open_disk
+from .engine import Engine
 from .ledger import assert_no_more_than, held
 from .machine import PACKED, Machine
 from .traffic import guest_ram, repeat
@@ -54,17 +54,15 @@ def visit(path: Path, pick: random.Random) -> None:
 def test_vanishing_front_ends_leave_nothing_behind(
     engine: Engine, folder: Path, seconds: float
 ) -> None:
-    slow = engine.add_device("slow", open_disk("null", folder, "slow", latency_ns=2_000_000))
-    busy = engine.add_device("busy", open_disk("file", folder, "busy"))
-    engine.serve(slow, folder / "slow.sock")
-    engine.serve(busy, folder / "busy.sock")
+    slow = engine.serve_disk("null", folder, "slow", latency_ns=2_000_000)
+    busy = engine.serve_disk("file", folder, "busy")
     pick = random.Random(6)
-    with Machine(folder / "busy.sock") as machine:
-        visit(folder / "slow.sock", pick)
+    with Machine(busy) as machine:
+        visit(slow, pick)
         before = held(workers=False)
-        repeat(seconds, lambda: visit(folder / "slow.sock", pick))
+        repeat(seconds, lambda: visit(slow, pick))
         assert_no_more_than(before, workers=False)
         machine.assert_alive()
     # The device still serves whoever behaves.
-    with Machine(folder / "slow.sock", keeps=False, depth=4):
+    with Machine(slow, keeps=False, depth=4):
         pass

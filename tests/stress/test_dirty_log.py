@@ -17,7 +17,7 @@ from vringd.testing.driver import DriverQueue
 from vringd.testing.frontend import Frontend, RingSpec
 from vringd.testing.ring_layout import RingLayout, part_sizes
 
-from .engine import Engine, open_disk
+from .engine import Engine
 from .machine import Machine
 
 Extent = tuple[int, int]
@@ -142,10 +142,9 @@ def logged(machine: Machine) -> Iterator[Bitmap]:
 def test_the_log_is_exact_while_it_is_on_and_untouched_while_it_is_off(
     engine: Engine, folder: Path, seconds: float, packed: bool
 ) -> None:
-    device = engine.add_device("e0", open_disk("file", folder))
-    engine.serve(device, folder / "e0.sock")
+    path = engine.serve_disk("file", folder)
     with (
-        Machine(folder / "e0.sock", packed=packed, queue_type=WatchedQueue) as machine,
+        Machine(path, packed=packed, queue_type=WatchedQueue) as machine,
         logged(machine) as bitmap,
     ):
         # The cache mode is the driver's choice and no business of whoever switches the log.

@@ -13,7 +13,7 @@ from vringd.testing.driver import DriverQueue
 from vringd.testing.frontend import Disconnected, Frontend
 from vringd.testing.memory import GuestRam, GuestRamError
 
-from .engine import Engine, open_disk
+from .engine import Engine
 from .machine import PACKED, Machine
 from .traffic import guest_ram, repeat
 
@@ -98,20 +98,18 @@ def attack(path: Path, pick: random.Random) -> int:
 def test_hostile_rings_do_not_disturb_another_device(
     engine: Engine, folder: Path, seconds: float, kind: str
 ) -> None:
-    victim = engine.add_device("victim", open_disk(kind, folder, "victim"))
-    busy = engine.add_device("busy", open_disk("file", folder, "busy"))
-    engine.serve(victim, folder / "victim.sock")
-    engine.serve(busy, folder / "busy.sock")
+    victim = engine.serve_disk(kind, folder, "victim")
+    busy = engine.serve_disk("file", folder, "busy")
     pick = random.Random(7)
     broken = 0
 
     def strike() -> None:
         nonlocal broken
-        broken += attack(folder / "victim.sock", pick)
+        broken += attack(victim, pick)
 
-    with Machine(folder / "busy.sock") as machine:
+    with Machine(busy) as machine:
         repeat(seconds, strike, least=10)
         machine.assert_alive()
     assert broken > 0
-    with Machine(folder / "victim.sock", keeps=kind == "file"):
+    with Machine(victim, keeps=kind == "file"):
         pass

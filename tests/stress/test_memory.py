@@ -9,7 +9,7 @@ from vringd.testing.blk import BlkDriver, BlkType
 from vringd.testing.driver import DriverQueue
 from vringd.testing.memory import PAGE, RamRegion, RegionSpec
 
-from .engine import Engine, open_disk
+from .engine import Engine
 from .machine import Machine
 from .traffic import SECTORS_PER_DRIVER, guest_ram, repeat
 
@@ -42,10 +42,9 @@ def read_into(driver: BlkDriver, region: RamRegion, at: int, sector: int, size: 
 def test_a_running_queue_uses_regions_that_come_and_go(
     engine: Engine, folder: Path, seconds: float
 ) -> None:
-    device = engine.add_device("e0", open_disk("file", folder))
-    engine.serve(device, folder / "e0.sock")
+    path = engine.serve_disk("file", folder)
     pick = random.Random(3)
-    with Machine(folder / "e0.sock", queues=3) as machine, guest_ram(9) as ram:
+    with Machine(path, queues=3) as machine, guest_ram(9) as ram:
         frontend = machine.frontend
         frontend.add_ram(ram)
         with DriverQueue(ram, 16) as queue:
@@ -77,10 +76,9 @@ def test_a_running_queue_uses_regions_that_come_and_go(
 def test_a_queue_lives_only_as_long_as_its_region(
     engine: Engine, folder: Path, seconds: float
 ) -> None:
-    device = engine.add_device("e0", open_disk("file", folder))
-    engine.serve(device, folder / "e0.sock")
+    path = engine.serve_disk("file", folder)
     pick = random.Random(4)
-    with Machine(folder / "e0.sock", queues=3) as machine:
+    with Machine(path, queues=3) as machine:
         frontend = machine.frontend
 
         def live_and_die() -> None:

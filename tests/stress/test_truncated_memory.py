@@ -16,7 +16,7 @@ from vringd.testing.driver import DriverQueue
 from vringd.testing.frontend import Frontend
 from vringd.testing.memory import GuestRamError
 
-from .engine import Engine, open_disk
+from .engine import Engine
 from .machine import PACKED, Machine
 from .traffic import guest_ram, repeat
 
@@ -54,20 +54,18 @@ def test_a_truncated_memory_file_costs_only_its_own_device(
     engine: Engine, folder: Path, seconds: float, kind: str
 ) -> None:
     slow = {"latency_ns": 100_000, "parallelism": 2} if kind == "null" else {}
-    victim = engine.add_device("victim", open_disk(kind, folder, "victim", **slow))
-    busy = engine.add_device("busy", open_disk("file", folder, "busy"))
-    engine.serve(victim, folder / "victim.sock")
-    engine.serve(busy, folder / "busy.sock")
+    victim = engine.serve_disk(kind, folder, "victim", **slow)
+    busy = engine.serve_disk("file", folder, "busy")
     pick = random.Random(8)
     reports = 0
 
     def strike() -> None:
         nonlocal reports
-        reports += pull_the_rug(folder / "victim.sock", pick)
+        reports += pull_the_rug(victim, pick)
 
-    with Machine(folder / "busy.sock") as machine:
+    with Machine(busy) as machine:
         rounds = repeat(seconds / 2, strike, least=5)
         machine.assert_alive()
     assert reports == rounds
-    with Machine(folder / "victim.sock", keeps=kind != "null"):
+    with Machine(victim, keeps=kind != "null"):
         pass

@@ -10,6 +10,7 @@ from typing import Final
 from vringd.control.build import Kind, build, from_argument
 from vringd.control.host import check_host
 from vringd.control.schema import ServeOptions
+from vringd.testing.guest_devices import escaped
 
 NUM_QUEUES: Final = 4
 SERIAL: Final = "vringd-demo"
@@ -47,13 +48,14 @@ class DemoDisk:
         where there are two."""
         cpus = sorted(os.sched_getaffinity(0))
         pins = [f",cpu-affinity={cpu}" for cpu in cpus[:2]] if len(cpus) > 1 else ["", ""]
+        image, socket = escaped(str(self.image)), escaped(str(self.socket))
         return [
             *(("object", f"iothread,id=t{i}{pin}") for i, pin in enumerate(pins)),
-            ("blockdev", f"driver=file,node-name=disk,filename={self.image},discard=unmap"),
+            ("blockdev", f"driver=file,node-name=disk,filename={image},discard=unmap"),
             (
                 "export",
                 f"type=vhost-user-blk,id={self.export_id},node-name=disk,writable=on,"
-                f"num-queues={NUM_QUEUES},serial={SERIAL},addr.type=unix,addr.path={self.socket},"
+                f"num-queues={NUM_QUEUES},serial={SERIAL},addr.type=unix,addr.path={socket},"
                 "iothread-vq-mapping.0.iothread=t0,iothread-vq-mapping.1.iothread=t1",
             ),
         ]

@@ -48,15 +48,12 @@ def served(
 ) -> Iterator[BlkDriver]:
     device = BlkDevice(BlkSettings(disk.limits, writethrough=not writeback), disk.size)
     device.set_driver_features(device.features)
-    io_uring = io_uring_available()
     with (
         GuestRam((ram_size,)) as ram,
         DriverQueue(ram, queue_size, max_indirect=max_indirect) as driver,
-        Worker(io_uring=io_uring) as worker,
+        Worker(io_uring=io_uring_available()) as worker,
     ):
-        worker.attach(
-            make_queue(driver), device, worker.add_channel(disk.open_channel(io_uring=io_uring))
-        )
+        worker.serve(make_queue(driver), disk, device)
         yield BlkDriver(driver)
         ram.check()
 

@@ -33,8 +33,7 @@ def served(
         try:
             for n, (worker, driver) in enumerate(zip(workers, drivers, strict=True)):
                 started.append(worker.__enter__())
-                channel = worker.add_channel(disk.open_channel(io_uring=io_uring))
-                worker.attach(make_queue(driver, index=n), device, channel)
+                worker.serve(make_queue(driver, index=n), disk, device)
             yield [BlkDriver(driver) for driver in drivers]
         finally:
             for worker in started:

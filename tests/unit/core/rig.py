@@ -9,6 +9,7 @@ from typing import Self
 
 import pytest
 
+from vringd.block.backend import BlockBackend
 from vringd.core.channel import Channel, QueueHandler
 from vringd.core.inflight import InflightBuffer
 from vringd.core.iothread import IOThread
@@ -16,6 +17,8 @@ from vringd.core.memory import DirtyLog, GuestMemory, MemoryRegion
 from vringd.core.poller import io_uring_available
 from vringd.core.stats import QueueStats
 from vringd.core.virtqueue import Virtqueue
+from vringd.devices.blk import BlkDevice
+from vringd.devices.blk_config import BlkSettings
 from vringd.testing.driver import DriverQueue
 from vringd.testing.memory import GuestRam, RamRegion
 
@@ -160,6 +163,16 @@ class Worker:
     def attach(self, queue: Virtqueue, handler: QueueHandler, channel: Channel) -> None:
         self.wait(self.thread.attach(queue, handler, channel))
         self._queues.append(queue)
+
+    def serve(
+        self, queue: Virtqueue, disk: BlockBackend, device: BlkDevice | None = None
+    ) -> Virtqueue:
+        """Attach `queue` with a channel of its own to `disk`, and a device if there is none yet."""
+        if device is None:
+            device = BlkDevice(BlkSettings(disk.limits), disk.size)
+        channel = disk.open_channel(io_uring=self.thread.engine == "io_uring")
+        self.attach(queue, device, self.add_channel(channel))
+        return queue
 
     def detach(self, queue: Virtqueue) -> None:
         self._queues.remove(queue)

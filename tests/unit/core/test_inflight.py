@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given, settings
@@ -21,6 +23,16 @@ BASE = 0x1_4000_0000
 OLD_FREE_HEAD, OLD_USED_IDX, OLD_WRAP = 14, 18, 21
 # Offsets in a split region (QueueRegionSplit).
 USED_IDX = 14
+
+
+@contextmanager
+def tracked(
+    ram: GuestRam, *, packed: bool = False
+) -> Iterator[tuple[DriverQueue, InflightBuffer, Virtqueue]]:
+    """Both ends of a ring of 4 entries, and the buffer in which the device keeps track of it."""
+    with DriverQueue(ram, 4, packed=packed) as driver:
+        buffer = InflightBuffer.create(1, 4, packed)
+        yield driver, buffer, make_queue(driver, inflight=buffer)
 
 
 def successor(driver: DriverQueue, buffer: InflightBuffer) -> Virtqueue:
@@ -73,9 +85,7 @@ def test_the_size_of_a_region_follows_the_specification(
 
 @LAYOUTS
 def test_a_fresh_buffer_is_initialised(ram: GuestRam, packed: bool) -> None:
-    with DriverQueue(ram, 4, packed=packed) as driver:
-        buffer = InflightBuffer.create(1, 4, packed)
-        queue = make_queue(driver, inflight=buffer)
+    with tracked(ram, packed=packed) as (driver, buffer, queue):
         header = os.pread(buffer.fd, 12, 0)
         assert struct.unpack("<QHH", header) == (0, 1, 4)
         if packed:
@@ -89,9 +99,7 @@ def test_a_fresh_buffer_is_initialised(ram: GuestRam, packed: bool) -> None:
 
 
 def test_a_split_buffer_says_what_is_in_flight_as_specified(ram: GuestRam) -> None:
-    with DriverQueue(ram, 4) as driver:
-        buffer = InflightBuffer.create(1, 4, False)
-        queue = make_queue(driver, inflight=buffer)
+    with tracked(ram) as (driver, buffer, queue):
         numbered(driver, 0, 2)
         first, second = pop_all(queue)
 
@@ -166,9 +174,7 @@ def test_killed_at_any_step_nothing_is_lost_or_done_twice(
 
 def test_killed_after_the_used_index_was_stored(ram: GuestRam) -> None:
     """The ring says published, the buffer does not yet: nothing is done twice."""
-    with DriverQueue(ram, 4) as driver:
-        buffer = InflightBuffer.create(1, 4, False)
-        queue = make_queue(driver, inflight=buffer)
+    with tracked(ram) as (driver, buffer, queue):
         numbered(driver, 0, 3)
         chains = pop_all(queue)
         queue.push(chains[0], 0)
@@ -182,9 +188,7 @@ def test_killed_after_the_used_index_was_stored(ram: GuestRam) -> None:
 
 
 def test_killed_before_the_used_index_was_stored(ram: GuestRam) -> None:
-    with DriverQueue(ram, 4) as driver:
-        buffer = InflightBuffer.create(1, 4, False)
-        queue = make_queue(driver, inflight=buffer)
+    with tracked(ram) as (driver, buffer, queue):
         numbered(driver, 0, 3)
         chains = pop_all(queue)
         queue.push(chains[2], 0)
@@ -217,9 +221,7 @@ def killed_in_packed_publish(
 @pytest.mark.parametrize("turn", range(4))
 def test_killed_after_packed_flags_were_stored(ram: GuestRam, count: int, turn: int) -> None:
     """A batch of up to the whole ring, after which the used index stands where it was."""
-    with DriverQueue(ram, 4, packed=True) as driver:
-        buffer = InflightBuffer.create(1, 4, True)
-        queue = make_queue(driver, inflight=buffer)
+    with tracked(ram, packed=True) as (driver, buffer, queue):
         for n in range(turn):
             numbered(driver, n, 1)
             for chain in pop_all(queue):
@@ -242,9 +244,7 @@ def test_killed_after_packed_flags_were_stored(ram: GuestRam, count: int, turn: 
 
 def test_killed_after_packed_flags_were_stored_and_the_driver_went_on(ram: GuestRam) -> None:
     """The driver has offered the entry again, so its flags are those of the next lap."""
-    with DriverQueue(ram, 4, packed=True) as driver:
-        buffer = InflightBuffer.create(1, 4, True)
-        queue = make_queue(driver, inflight=buffer)
+    with tracked(ram, packed=True) as (driver, buffer, queue):
         numbered(driver, 0, 4)
         chains = pop_all(queue)
         queue.push(chains[0], 0)
@@ -258,9 +258,7 @@ def test_killed_after_packed_flags_were_stored_and_the_driver_went_on(ram: Guest
 
 @pytest.mark.parametrize("count", [1, 3, 4])
 def test_killed_before_packed_flags_were_stored(ram: GuestRam, count: int) -> None:
-    with DriverQueue(ram, 4, packed=True) as driver:
-        buffer = InflightBuffer.create(1, 4, True)
-        queue = make_queue(driver, inflight=buffer)
+    with tracked(ram, packed=True) as (driver, buffer, queue):
         numbered(driver, 0, 4)
         for chain in pop_all(queue)[:count]:
             queue.push(chain, 0)
@@ -278,9 +276,7 @@ def test_packed_entries_overwritten_by_used_ones_are_resubmitted_from_the_buffer
     ram: GuestRam,
 ) -> None:
     """The second chain is used first and overwrites the first one's entry in the ring."""
-    with DriverQueue(ram, 4, packed=True) as driver:
-        buffer = InflightBuffer.create(1, 4, True)
-        queue = make_queue(driver, inflight=buffer)
+    with tracked(ram, packed=True) as (driver, buffer, queue):
         numbered(driver, 0, 2, entries=2)
         _, second = pop_all(queue)
         queue.push(second, 0)
@@ -298,9 +294,7 @@ def test_packed_entries_overwritten_by_used_ones_are_resubmitted_from_the_buffer
 @pytest.mark.parametrize("laps", [1, 2, 5])
 def test_batches_of_more_than_a_lap_notify_a_sleeping_driver(ram: GuestRam, laps: int) -> None:
     """With an inflight buffer a packed ring is published at each pop, and decided upon later."""
-    with DriverQueue(ram, 4, packed=True) as driver:
-        buffer = InflightBuffer.create(1, 4, True)
-        queue = make_queue(driver, inflight=buffer)
+    with tracked(ram, packed=True) as (driver, _, queue):
         for shift in range(4):
             numbered(driver, 0, 1)  # the decision is made at another position each time
             for chain in pop_all(queue):
@@ -342,9 +336,7 @@ def test_a_successor_asks_for_kicks_that_its_predecessor_did_not_want(
 
 @LAYOUTS
 def test_a_resubmitted_chain_can_be_put_back(ram: GuestRam, packed: bool) -> None:
-    with DriverQueue(ram, 4, packed=packed) as driver:
-        buffer = InflightBuffer.create(1, 4, packed)
-        queue = make_queue(driver, inflight=buffer)
+    with tracked(ram, packed=packed) as (driver, buffer, queue):
         numbered(driver, 0, 2)
         pop_all(queue)
         queue = successor(driver, buffer)

@@ -76,9 +76,7 @@ def test_requests_are_served(ram: GuestRam, io_uring: bool, packed: bool, event_
         DriverQueue(ram, 16, packed=packed, event_idx=event_idx) as driver,
         Worker(io_uring=io_uring) as worker,
     ):
-        queue = make_queue(driver)
-        channel = worker.add_channel(disk.open_channel(io_uring=io_uring))
-        worker.attach(queue, device_for(disk), channel)
+        queue = worker.serve(make_queue(driver), disk)
         blk = BlkDriver(driver)
         for sector in range(50):
             assert blk.read(sector, 1024) == bytes(1024)
@@ -93,8 +91,7 @@ def test_a_detach_is_answered_when_nothing_is_in_flight(
 ) -> None:
     disk = null_disk(latency_ns=40 * MS)
     with Worker(io_uring=io_uring) as worker:
-        queue = make_queue(driver)
-        worker.attach(queue, device_for(disk), worker.add_channel(disk.open_channel(io_uring=True)))
+        queue = worker.serve(make_queue(driver), disk)
         blk = BlkDriver(driver)
         for sector in range(8):
             blk.submit_read(sector, 512)
@@ -193,11 +190,7 @@ def test_a_kick_before_the_attach_is_not_lost(driver: DriverQueue, io_uring: boo
     blk = BlkDriver(driver)
     blk.submit_read(0, 512)
     with Worker(io_uring=io_uring) as worker:
-        worker.attach(
-            make_queue(driver),
-            device_for(disk),
-            worker.add_channel(disk.open_channel(io_uring=io_uring)),
-        )
+        worker.serve(make_queue(driver), disk)
         assert blk.complete().status == BlkStatus.OK
 
 
@@ -232,10 +225,7 @@ def test_memory_can_be_added_live(driver: DriverQueue, io_uring: bool) -> None:
     disk = null_disk()
     regions = [map_region(region) for region in ram.regions]
     with Worker(io_uring=io_uring) as worker:
-        queue = make_queue(driver, GuestMemory(regions))
-        worker.attach(
-            queue, device_for(disk), worker.add_channel(disk.open_channel(io_uring=io_uring))
-        )
+        queue = worker.serve(make_queue(driver, GuestMemory(regions)), disk)
         assert BlkDriver(driver).read(0, 512) == bytes(512)
         for _ in range(3):
             added = ram.add_region(1 << 20)
@@ -258,8 +248,7 @@ def test_look_ups_do_not_use_a_region_number_of_the_map_before(ram: GuestRam) ->
     disk = null_disk()
     with DriverQueue(ram, 8) as driver, Worker() as worker:
         added = [ram.add_region(PAGE) for _ in range(38)]
-        queue = make_queue(driver, map_ram(ram))
-        worker.attach(queue, device_for(disk), worker.add_channel(disk.open_channel(io_uring=True)))
+        queue = worker.serve(make_queue(driver, map_ram(ram)), disk)
         last = added[-1].guest_addr
         ram.fill(last, 16, 0)
         for indirect in (False, True):
@@ -283,8 +272,7 @@ def test_look_ups_do_not_use_a_region_number_of_the_map_before(ram: GuestRam) ->
 def test_memory_without_the_ring_is_refused_and_changes_nothing(driver: DriverQueue) -> None:
     disk = null_disk()
     with Worker() as worker:
-        queue = make_queue(driver)
-        worker.attach(queue, device_for(disk), worker.add_channel(disk.open_channel(io_uring=True)))
+        queue = worker.serve(make_queue(driver), disk)
         with pytest.raises(ValueError, match="outside the memory table"):
             worker.update(queue, memory=GuestMemory())
         assert BlkDriver(driver).read(0, 512) == bytes(512)
@@ -294,10 +282,7 @@ def test_memory_without_the_ring_is_refused_and_changes_nothing(driver: DriverQu
 def test_the_call_eventfd_can_be_replaced_live(driver: DriverQueue, io_uring: bool) -> None:
     disk = null_disk()
     with Worker(io_uring=io_uring) as worker:
-        queue = make_queue(driver)
-        worker.attach(
-            queue, device_for(disk), worker.add_channel(disk.open_channel(io_uring=io_uring))
-        )
+        queue = worker.serve(make_queue(driver), disk)
         blk = BlkDriver(driver)
         blk.read(0, 512)
         other = os.eventfd(0, os.EFD_NONBLOCK)
@@ -326,10 +311,7 @@ def test_a_disabled_ring_is_not_served_until_it_is_enabled(
 ) -> None:
     disk = null_disk()
     with Worker(io_uring=io_uring) as worker:
-        queue = make_queue(driver)
-        worker.attach(
-            queue, device_for(disk), worker.add_channel(disk.open_channel(io_uring=io_uring))
-        )
+        queue = worker.serve(make_queue(driver), disk)
         worker.update(queue, enabled=False)
         blk = BlkDriver(driver)
         token = blk.submit_read(0, 512)
@@ -377,10 +359,7 @@ def test_a_request_without_a_header_breaks_its_ring(
 ) -> None:
     ram, disk = driver.ram, null_disk()
     with Worker(io_uring=io_uring) as worker:
-        queue = make_queue(driver)
-        worker.attach(
-            queue, device_for(disk), worker.add_channel(disk.open_channel(io_uring=io_uring))
-        )
+        queue = worker.serve(make_queue(driver), disk)
         driver.add([(ram.alloc(out), out)] if out else [], [(ram.alloc(1), 1)])
         driver.publish()
         driver.kick()
@@ -406,8 +385,7 @@ def test_an_idle_thread_uses_no_processor_time(ram: GuestRam, packed: bool) -> N
         Worker(io_uring=True) as uring,
     ):
         for worker, driver in ((epoll, one), (uring, two)):
-            channel = worker.add_channel(disk.open_channel(io_uring=True))
-            worker.attach(make_queue(driver), device_for(disk), channel)
+            worker.serve(make_queue(driver), disk)
             for sector in range(20):
                 BlkDriver(driver).read(sector, 512)
         time.sleep(0.05)
@@ -426,10 +404,7 @@ def test_requests_complete_while_the_interpreter_lock_is_held(
     hold = ctypes.PyDLL(None).usleep
     disk = null_disk(latency_ns=30 * MS)
     with Worker(io_uring=io_uring) as worker:
-        queue = make_queue(driver)
-        worker.attach(
-            queue, device_for(disk), worker.add_channel(disk.open_channel(io_uring=io_uring))
-        )
+        queue = worker.serve(make_queue(driver), disk)
         blk = BlkDriver(driver)
         for sector in range(10):
             blk.submit_read(sector, 512)
@@ -446,10 +421,7 @@ def test_requests_complete_while_the_interpreter_lock_is_held(
 def test_latencies_and_counts_agree(driver: DriverQueue, io_uring: bool, latency_ns: int) -> None:
     disk = null_disk(latency_ns)
     with Worker(io_uring=io_uring) as worker:
-        queue = make_queue(driver)
-        worker.attach(
-            queue, device_for(disk), worker.add_channel(disk.open_channel(io_uring=io_uring))
-        )
+        queue = worker.serve(make_queue(driver), disk)
         blk = BlkDriver(driver)
         for n in range(60):
             tokens = [blk.submit_read(0, 512), blk.submit_write(1, bytes(1024))]
@@ -481,10 +453,7 @@ def test_kicks_are_counted_and_a_thread_that_does_not_spin_sleeps(
 ) -> None:
     disk = null_disk()
     with Worker(io_uring=io_uring, poll_max_ns=0) as worker:
-        queue = make_queue(driver)
-        worker.attach(
-            queue, device_for(disk), worker.add_channel(disk.open_channel(io_uring=io_uring))
-        )
+        queue = worker.serve(make_queue(driver), disk)
         blk = BlkDriver(driver)
         for _ in range(10):
             blk.read(0, 512)
@@ -499,10 +468,7 @@ def test_kicks_are_counted_and_a_thread_that_does_not_spin_sleeps(
 def test_a_queue_without_a_kick_eventfd_is_polled(driver: DriverQueue, io_uring: bool) -> None:
     disk = null_disk()
     with Worker(io_uring=io_uring) as worker:
-        queue = make_queue(driver, kick=False)
-        worker.attach(
-            queue, device_for(disk), worker.add_channel(disk.open_channel(io_uring=io_uring))
-        )
+        queue = worker.serve(make_queue(driver, kick=False), disk)
         blk = BlkDriver(driver)
         for sector in range(5):
             token = blk.submit(BlkType.IN, sector, read_size=512, kick=False)

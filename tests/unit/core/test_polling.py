@@ -7,8 +7,6 @@ import time
 import pytest
 
 from vringd.block.null import NullBackend
-from vringd.devices.blk import BlkDevice
-from vringd.devices.blk_config import BlkSettings
 from vringd.testing.blk import BlkDriver
 from vringd.testing.driver import DriverQueue
 from vringd.testing.memory import GuestRam
@@ -16,16 +14,12 @@ from vringd.testing.memory import GuestRam
 from .rig import ENGINES, Worker, make_queue
 
 
-def serve_for(
-    worker: Worker, ram: GuestRam, seconds: float, *, io_uring: bool
-) -> tuple[set[object], float]:
+def serve_for(worker: Worker, ram: GuestRam, seconds: float) -> tuple[set[object], float]:
     """Keep a null disk busy; the ways of polling seen meanwhile, and the requests a second."""
     disk = NullBackend("null")
     seen = set()
     with DriverQueue(ram, 64) as driver:
-        queue = make_queue(driver)
-        channel = worker.add_channel(disk.open_channel(io_uring=io_uring))
-        worker.attach(queue, BlkDevice(BlkSettings(disk.limits), disk.size), channel)
+        queue = worker.serve(make_queue(driver), disk)
         blk = BlkDriver(driver)
         end = time.monotonic() + seconds
         while time.monotonic() < end:
@@ -40,7 +34,7 @@ def serve_for(
 @ENGINES
 def test_under_load_both_ways_are_measured(ram: GuestRam, io_uring: bool) -> None:
     with Worker(io_uring=io_uring) as worker:
-        seen, rate = serve_for(worker, ram, 0.5, io_uring=io_uring)
+        seen, rate = serve_for(worker, ram, 0.5)
         if rate < 15_000:
             pytest.skip(f"the fake driver made {rate:.0f} requests a second: load begins at 12,000")
         # Load begins with spinning; whether sleeping proves as good is the machine's affair.
@@ -51,9 +45,7 @@ def test_under_load_both_ways_are_measured(ram: GuestRam, io_uring: bool) -> Non
 def test_a_little_load_is_left_to_the_rule(ram: GuestRam) -> None:
     disk = NullBackend("null")
     with Worker() as worker, DriverQueue(ram, 64) as driver:
-        queue = make_queue(driver)
-        channel = worker.add_channel(disk.open_channel(io_uring=True))
-        worker.attach(queue, BlkDevice(BlkSettings(disk.limits), disk.size), channel)
+        worker.serve(make_queue(driver), disk)
         blk = BlkDriver(driver)
         for _ in range(30):
             blk.read(0, 512)
@@ -67,7 +59,7 @@ def test_a_little_load_is_left_to_the_rule(ram: GuestRam) -> None:
 @ENGINES
 def test_poll_max_ns_0_never_spins(ram: GuestRam, io_uring: bool) -> None:
     with Worker(io_uring=io_uring, poll_max_ns=0) as worker:
-        assert serve_for(worker, ram, 0.2, io_uring=io_uring)[0] == {"rule"}
+        assert serve_for(worker, ram, 0.2)[0] == {"rule"}
         assert worker.thread.counters()["spins_won"] == 0
 
 
@@ -77,9 +69,7 @@ def test_a_driver_with_one_request_at_a_time_misses_no_interrupt(
 ) -> None:
     disk = NullBackend("null")
     with Worker(poll_max_ns=poll_max_ns) as worker, DriverQueue(ram, 64) as driver:
-        queue = make_queue(driver)
-        channel = worker.add_channel(disk.open_channel(io_uring=True))
-        worker.attach(queue, BlkDevice(BlkSettings(disk.limits), disk.size), channel)
+        queue = worker.serve(make_queue(driver), disk)
         blk = BlkDriver(driver)
         for _ in range(500):
             blk.read(0, 512)  # the driver fails if an interrupt that it armed is late or lost
@@ -91,9 +81,7 @@ def test_a_driver_with_one_request_at_a_time_misses_no_interrupt(
 def test_a_burst_is_answered_with_fewer_interrupts_than_requests(ram: GuestRam) -> None:
     disk = NullBackend("null")
     with Worker() as worker, DriverQueue(ram, 256) as driver:
-        queue = make_queue(driver)
-        channel = worker.add_channel(disk.open_channel(io_uring=True))
-        worker.attach(queue, BlkDevice(BlkSettings(disk.limits), disk.size), channel)
+        queue = worker.serve(make_queue(driver), disk)
         blk = BlkDriver(driver)
         for _ in range(50):
             for token in [blk.submit_read(n, 512) for n in range(32)]:

@@ -49,9 +49,7 @@ def served(
         DriverQueue(ram, 64, packed=packed, max_indirect=64) as driver,
         Worker() as worker,
     ):
-        worker.attach(
-            make_queue(driver), device, worker.add_channel(disk.open_channel(io_uring=True))
-        )
+        worker.serve(make_queue(driver), disk, device)
         yield BlkDriver(driver, indirect=indirect)
         ram.check()
 

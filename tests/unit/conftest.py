@@ -1,4 +1,4 @@
-"""Guest memory for the driver's tests."""
+"""Guest memory for the tests of the engine and of the drivers."""
 
 from __future__ import annotations
 
