@@ -46,8 +46,7 @@ def test_every_job_gets_its_turn_in_a_ring_that_is_too_small_for_all(
 ) -> None:
     """Six jobs of 16 requests each on a ring of 32: without turns, those that hold the ring
     would refill it at once, for as long as they run."""
-    device = engine.add_device("e0", open_disk("file", folder), num_queues=1)
-    engine.serve(device, folder / "e0.sock")
+    path = engine.serve_disk("file", folder, num_queues=1)
     job, _ = make_job(
         "crowd",
         {
@@ -62,19 +61,18 @@ def test_every_job_gets_its_turn_in_a_ring_that_is_too_small_for_all(
             "runtime": "60",
         },
     )
-    target = Target(folder / "e0.sock", num_queues=1, queue_size=32, wait=wait, packed=packed)  # type: ignore[arg-type]
+    target = Target(path, num_queues=1, queue_size=32, wait=wait, packed=packed)  # type: ignore[arg-type]
     result = run_jobs(target, [job], watchdog=60)
     assert [each.directions["read"].ios for each in result.jobs] == [2000] * 6
 
 
 def test_job_that_pauses_leaves_the_listening_to_another(engine: Engine, folder: Path) -> None:
     """Only one of the jobs listens for the device's signals; others go on while it thinks."""
-    device = engine.add_device("e0", open_disk("file", folder), num_queues=1)
-    engine.serve(device, folder / "e0.sock")
+    path = engine.serve_disk("file", folder, num_queues=1)
     common = {"rw": "randread", "size": "1m", "time_based": "1", "runtime": "60"}
     idler, _ = make_job("idler", {**common, "thinktime": "200ms", "number_ios": "5"})
     worker, _ = make_job("worker", {**common, "number_ios": "20000", "iodepth": "4"})
-    target = Target(folder / "e0.sock", num_queues=1)
+    target = Target(path, num_queues=1)
     result = run_jobs(target, [idler, worker], watchdog=60)
     assert [each.directions["read"].ios for each in result.jobs] == [5, 20000]
     # A worker whose signals nobody heard would take 100 ms for each request.

@@ -28,7 +28,7 @@ def check() -> None:
 def report(outcome: Outcome) -> str:
     """The whole document. Raises BenchError as `check`."""
     check()
-    import jinja2  # noqa: PLC0415: both are an extra
+    import jinja2  # both are an extra
 
     from vringd.bench.experiments import plots
 
