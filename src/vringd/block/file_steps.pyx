@@ -10,11 +10,12 @@ from libc.stdlib cimport free, malloc
 from libc.string cimport memcmp, memcpy, memset
 
 from vringd.block.ops cimport (
-    FLAG_FUA, FLAG_UNMAP, OP_DISCARD, OP_FLUSH, OP_READ, OP_WRITE, OP_WRITE_ZEROES)
+    FLAG_FUA, FLAG_HOLE, FLAG_UNMAP, OP_DISCARD, OP_EXTENT, OP_FLUSH, OP_READ, OP_WRITE,
+    OP_WRITE_ZEROES)
 from vringd.core.sys cimport (
-    EAGAIN, EINTR, EINVAL, ENOMEM, ENOSPC, ENOTSUP, ENOTTY, EOPNOTSUPP, FALLOC_FL_KEEP_SIZE,
-    FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE, RWF_DSYNC, errno, fallocate, fdatasync, iovec,
-    posix_memalign, preadv, pwritev2)
+    EAGAIN, EINTR, EINVAL, ENOMEM, ENOSPC, ENOTSUP, ENOTTY, ENXIO, EOPNOTSUPP, FALLOC_FL_KEEP_SIZE,
+    FALLOC_FL_PUNCH_HOLE, FALLOC_FL_ZERO_RANGE, RWF_DSYNC, SEEK_DATA, SEEK_HOLE, errno, fallocate,
+    fdatasync, iovec, lseek, posix_memalign, preadv, pwritev2)
 from vringd.core.vring cimport MAX_IOVECS
 
 cdef enum:
@@ -297,6 +298,26 @@ cdef void finish_or_sync(Request *req, int64_t result, Step *step) noexcept nogi
         done(step, result)
 
 
+# ---- extents ------------------------------------------------------------------------------------
+
+cdef void find_extent(FileTarget *target, Request *req) noexcept nogil:
+    """What the file system says about holes. lseek waits for metadata at worst: no engine can do
+    it asynchronously, and it is asked for rarely."""
+    cdef int64_t data = lseek(target.fd, <int64_t> req.offset, SEEK_DATA)
+    cdef int64_t end
+    if data < 0:
+        if errno == ENXIO:      # nothing but a hole from here on
+            req.flags |= FLAG_HOLE
+        return                  # otherwise it cannot tell: all is data
+    if data > <int64_t> req.offset:
+        req.flags |= FLAG_HOLE
+        req.length = min(req.length, <uint64_t> data - req.offset)
+        return
+    end = lseek(target.fd, <int64_t> req.offset, SEEK_HOLE)
+    if end > <int64_t> req.offset:
+        req.length = min(req.length, <uint64_t> end - req.offset)
+
+
 # ---- what engines call --------------------------------------------------------------------------
 
 cdef void first_step(FileTarget *target, Request *req, Step *step) noexcept nogil:
@@ -324,6 +345,9 @@ cdef void first_step(FileTarget *target, Request *req, Step *step) noexcept nogi
         else:
             req.phase = SYNCING
             step.kind = STEP_SYNC
+    elif req.op == OP_EXTENT:
+        find_extent(target, req)
+        done(step, 0)
     elif req.op == OP_WRITE_ZEROES:
         allocate_step(target, req, step)
     elif req.op == OP_DISCARD:

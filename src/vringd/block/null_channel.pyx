@@ -53,8 +53,8 @@ cdef uint64_t clock_cost() noexcept nogil:
     cdef uint64_t least = 1000000
     cdef uint64_t before = thread_cpu_ns()
     cdef uint64_t after
-    cdef int i
-    for i in range(100):
+    cdef int _
+    for _ in range(100):
         after = thread_cpu_ns()
         least = min(least, after - before)
         before = after

@@ -14,8 +14,12 @@ cdef enum Op:
     OP_DISCARD                  # contents become undefined; advice, never an error to ignore
     OP_WRITE_ZEROES
     OP_SECURE_ERASE
+    OP_EXTENT                   # how many bytes from offset are alike: length is cut to them, and
+    #                             FLAG_HOLE says that they are not stored and read as zeros. A
+    #                             channel that cannot tell leaves both as they are
 
 
 cdef enum OpFlag:
     FLAG_FUA = 1                # durable before it completes
     FLAG_UNMAP = 2              # of OP_WRITE_ZEROES: may deallocate
+    FLAG_HOLE = 4               # the outcome of OP_EXTENT

@@ -78,6 +78,16 @@ static inline uint32_t vr_fetch_add_u32(void *p, uint32_t v)
     return __atomic_fetch_add((uint32_t *)p, v, __ATOMIC_ACQ_REL);
 }
 
+static inline uint32_t vr_fetch_or_u32(void *p, uint32_t bits)
+{
+    return __atomic_fetch_or((uint32_t *)p, bits, __ATOMIC_ACQ_REL);
+}
+
+static inline uint32_t vr_fetch_and_u32(void *p, uint32_t bits)
+{
+    return __atomic_fetch_and((uint32_t *)p, bits, __ATOMIC_ACQ_REL);
+}
+
 static inline uint64_t vr_load_acquire_u64(const void *p)
 {
     return __atomic_load_n((const uint64_t *)p, __ATOMIC_ACQUIRE);
@@ -113,6 +123,11 @@ static inline void vr_count_u64(void *p, uint64_t n)
 static inline void vr_or_relaxed_u8(void *p, uint8_t bits)
 {
     __atomic_fetch_or((uint8_t *)p, bits, __ATOMIC_RELAXED);
+}
+
+static inline void vr_store_release_ptr(void **p, void *v)
+{
+    __atomic_store_n(p, v, __ATOMIC_RELEASE);
 }
 
 static inline void *vr_exchange_ptr(void **p, void *v)

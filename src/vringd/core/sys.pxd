@@ -18,6 +18,8 @@ cdef extern from "atomics.h" nogil:
     void vr_store_release_u32(void *p, uint32_t v) noexcept
     uint32_t vr_exchange_u32(void *p, uint32_t v) noexcept
     uint32_t vr_fetch_add_u32(void *p, uint32_t v) noexcept
+    uint32_t vr_fetch_or_u32(void *p, uint32_t bits) noexcept
+    uint32_t vr_fetch_and_u32(void *p, uint32_t bits) noexcept
     uint64_t vr_load_acquire_u64(const void *p) noexcept
     uint64_t vr_load_relaxed_u64(const void *p) noexcept
     uint64_t vr_fetch_add_u64(void *p, uint64_t v) noexcept
@@ -25,6 +27,7 @@ cdef extern from "atomics.h" nogil:
     void vr_store_release_u64(void *p, uint64_t v) noexcept
     void vr_count_u64(void *p, uint64_t n) noexcept
     void vr_or_relaxed_u8(void *p, uint8_t bits) noexcept
+    void vr_store_release_ptr(void **p, void *v) noexcept
     void *vr_exchange_ptr(void **p, void *v) noexcept
     void *vr_load_relaxed_ptr(void **p) noexcept
     void *vr_load_acquire_ptr(void **p) noexcept
@@ -37,7 +40,8 @@ cdef extern from "atomics.h" nogil:
 cdef extern from "<errno.h>" nogil:
     int errno
     int EAGAIN, EBADF, EBUSY, ECANCELED, EFAULT, EINTR, EINVAL, EIO, ENODEV, ENOENT, ENOMEM
-    int ENOSPC, ENOSYS, ENOTSUP, ENOTTY, EOPNOTSUPP, EOVERFLOW, EPERM, ERANGE, ETIME, ETIMEDOUT
+    int ENOSPC, ENOSYS, ENOTSUP, ENOTTY, ENXIO, EOPNOTSUPP, EOVERFLOW, EPERM, ERANGE, ETIME
+    int ETIMEDOUT
 
 
 cdef extern from "<sys/types.h>" nogil:
@@ -65,6 +69,8 @@ cdef extern from "<unistd.h>" nogil:
     int close(int fd)
     int dup(int fd)
     int fdatasync(int fd)
+    off_t lseek(int fd, off_t offset, int whence)
+    int SEEK_DATA, SEEK_HOLE
     long syscall(long number, ...)
     long sysconf(int name)
     int _SC_PAGESIZE
