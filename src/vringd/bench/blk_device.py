@@ -1,139 +1,31 @@
-"""A virtio-blk device at the other end of a socket: connected, negotiated, its rings running."""
+"""A virtio-blk device of a server (virtio 1.3, 5.2)."""
 
 from __future__ import annotations
 
-import select
-from types import TracebackType
-from typing import Self
+from typing import Final
 
-from vringd.bench.errors import JobOptionError, ServerError
-from vringd.bench.target import Target
-from vringd.testing.driver import DriverQueue
-from vringd.testing.frontend import Frontend, FrontendError
-from vringd.testing.memory import GuestRam
+from vringd.bench.device import VhostDevice
 
-_VERSION_1 = 1 << 32
-_PACKED = 1 << 34
-_EVENT_IDX = 1 << 29
-_INDIRECT = 1 << 28
 _RO, _BLK_SIZE, _FLUSH, _MQ, _DISCARD = (1 << bit for bit in (5, 6, 9, 12, 13))
 
-# Offsets in struct virtio_blk_config (virtio 1.3, 5.2.4).
+# Offsets in struct virtio_blk_config (5.2.4).
 _CAPACITY, _BLOCK_SIZE, _NUM_QUEUES = 0, 20, 34
-_CONFIG_BYTES = 60
-SECTOR = 512
+_CONFIG_BYTES: Final = 60
+SECTOR: Final = 512
 
 
-def ring_memory(queues: int, queue_size: int) -> int:
-    """Bytes that the rings and their indirect tables take at most, with room between them."""
-    return queues * (queue_size * (16 * 3 + 16 + 12) + 65536) + (1 << 20)
+class BlkDevice(VhostDevice):
+    """The device; everything is in its configuration space."""
 
+    wanted_features = _RO | _BLK_SIZE | _FLUSH | _MQ | _DISCARD
 
-class BlkDevice:
-    """The device, until the end of `with`. Raises ServerError for a server that refuses.
+    def count_queues(self) -> int:
+        return self._config(_NUM_QUEUES, 2, _CONFIG_BYTES) if self.features & _MQ else 1
 
-    memory: bytes of guest memory for the jobs' buffers; queues: how many rings they want.
-    """
-
-    def __init__(self, target: Target, *, queues: int, memory: int) -> None:
-        assert target.socket is not None
-        self._target = target
-        try:
-            self._frontend = Frontend.connect(target.socket)
-        except (OSError, FrontendError) as error:
-            raise ServerError(
-                f"{target.socket}: {error}; start the server first, and name its socket"
-            ) from None
-        self.queues: list[DriverQueue] = []
-        self.ram: GuestRam | None = None
-        try:
-            self._negotiate()
-            self.num_queues = self._choose_queues(queues)
-            self._start(memory)
-        except FrontendError as error:
-            self.close()
-            raise ServerError(f"{target.socket}: {error}") from None
-        except BaseException:
-            self.close()
-            raise
-
-    def _negotiate(self) -> None:
-        target = self._target
-        wanted = _VERSION_1 | _INDIRECT | _RO | _BLK_SIZE | _FLUSH | _MQ | _DISCARD
-        wanted |= _EVENT_IDX if target.event_idx else 0
-        wanted |= _PACKED if target.packed else 0
-        self._frontend.negotiate(features=wanted)
-        self.features = self._frontend.features
-        if target.packed and not self.features & _PACKED:
-            raise ServerError(
-                f"{target.socket}: the server has no packed rings; leave out --packed"
-            )
-        self.capacity = self._config(_CAPACITY, 8) * SECTOR
-        self.block_size = self._config(_BLOCK_SIZE, 4) if self.features & _BLK_SIZE else SECTOR
+    def discover(self) -> None:
+        self.capacity = self._config(_CAPACITY, 8, _CONFIG_BYTES) * SECTOR
+        self.block_size = SECTOR
+        if self.features & _BLK_SIZE:
+            self.block_size = self._config(_BLOCK_SIZE, 4, _CONFIG_BYTES)
         self.read_only = bool(self.features & _RO)
         self.has_discard = bool(self.features & _DISCARD)
-        self.indirect = bool(self.features & _INDIRECT)
-
-    def _config(self, offset: int, size: int) -> int:
-        # From the start: QEMU's storage daemon takes no notice of the offset in GET_CONFIG.
-        config = self._frontend.get_config(0, _CONFIG_BYTES)
-        return int.from_bytes(config[offset : offset + size], "little")
-
-    def _choose_queues(self, wanted: int) -> int:
-        has = self._config(_NUM_QUEUES, 2) if self.features & _MQ else 1
-        if self._target.num_queues is None:
-            return max(1, min(has, wanted))
-        if self._target.num_queues > has:
-            raise JobOptionError(
-                f"--queues {self._target.num_queues}: the device has {has}; give it more, or ask"
-                " for fewer"
-            )
-        return self._target.num_queues
-
-    def _start(self, memory: int) -> None:
-        target = self._target
-        size = (memory + ring_memory(self.num_queues, target.queue_size) + 4095) // 4096 * 4096
-        self.ram = GuestRam([size], populate=True)
-        self._frontend.add_ram(self.ram)
-        for index in range(self.num_queues):
-            try:
-                queue = DriverQueue(
-                    self.ram,
-                    target.queue_size,
-                    packed=target.packed,
-                    event_idx=bool(self.features & _EVENT_IDX),
-                    indirect=self.indirect,
-                    max_indirect=3,
-                    scramble=0,
-                )
-            except ValueError as error:
-                raise JobOptionError(f"--queue-size {target.queue_size}: {error}") from None
-            self.queues.append(queue)
-            self._frontend.attach(index, queue)
-
-    def is_gone(self) -> bool:
-        """Whether the server has closed the connection, or died."""
-        poller = select.poll()
-        poller.register(self._frontend.fileno(), select.POLLRDHUP)
-        return bool(poller.poll(0))
-
-    def close(self) -> None:
-        """Disconnect; the rings must be at rest or the server gone."""
-        self._frontend.close()
-        for queue in self.queues:
-            queue.close()
-        self.queues.clear()
-        if self.ram is not None:
-            self.ram.close()
-            self.ram = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

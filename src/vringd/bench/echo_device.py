@@ -6,7 +6,7 @@ import os
 from types import TracebackType
 from typing import Self
 
-from vringd.bench.blk_device import ring_memory
+from vringd.bench.device import ring_memory
 from vringd.bench.echo import EchoServer
 from vringd.bench.errors import JobOptionError
 from vringd.bench.target import Target
@@ -26,6 +26,7 @@ class EchoDevice:
     read_only = False
     has_discard = True
     indirect = True
+    lun = None
 
     def __init__(self, target: Target, *, queues: int, memory: int) -> None:
         self.num_queues = target.num_queues or queues

@@ -2,10 +2,12 @@
 
 from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memset
+from libc.string cimport memcpy, memset
 
 from vringd.bench.histogram cimport BUCKETS, LINEAR, Latencies
 from vringd.bench.random cimport Random, Zipf, init_zipf, next_zipf, seed_random
+from vringd.bench.requests cimport (
+    BLK_HEADER_ROOM, BLK_STATUS_AT, SCSI_HEADER_ROOM, virtio_blk_outhdr, virtio_scsi_cmd_req)
 from vringd.bench.verify cimport vr_crc32c, vr_crc32c_portable, vr_crc32c_prepare
 from vringd.bench.worker cimport (
     ABANDON, DRAIN, FAILURE_CRC, FAILURE_MAGIC, FAILURE_NONE, FAILURE_OFFSET,
@@ -24,10 +26,6 @@ FAILURES = {
     FAILURE_RING: "ring", FAILURE_STATUS: "status", FAILURE_MAGIC: "magic",
     FAILURE_OFFSET: "offset", FAILURE_CRC: "crc",
 }
-
-cdef enum:
-    HEADER_ROOM = 64            # of a slot: its own cache line
-    STATUS_AT = 40
 
 
 cdef void *thread_main(void *argument) noexcept nogil:
@@ -152,6 +150,9 @@ cdef class NativeJob:
         target.interval_ns, target.think_ns = plan["interval_ns"], plan["think_ns"]
         target.think_blocks, target.seed = plan["think_blocks"], plan["seed"]
         target.zipf_theta = plan["zipf_theta"]
+        target.scsi, target.block_shift = plan["lun"] is not None, plan["block_shift"]
+        if target.scsi:
+            memcpy(target.lun, <const char *> <bytes> plan["lun"], 8)
         for cpu in cpus:
             self.job.cpu_mask[cpu // 64] |= <uint64_t> 1 << (cpu % 64)
         self.job.wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
@@ -167,14 +168,15 @@ cdef class NativeJob:
         cdef uint32_t depth = self.job.plan.depth
         cdef uint32_t i
         cdef uint64_t stride = (most + 4095) // 4096 * 4096
-        cdef uint64_t headers = self.allocate(<uint64_t> depth * HEADER_ROOM, HEADER_ROOM)
+        cdef uint64_t room = SCSI_HEADER_ROOM if self.job.plan.scsi else BLK_HEADER_ROOM
+        cdef uint64_t headers = self.allocate(depth * room, room)
         cdef uint64_t data = self.allocate(depth * stride, 4096)
         cdef uint8_t *headers_at = <uint8_t *> ram_pointer(
-            self.ram, headers, <uint64_t> depth * HEADER_ROOM, self.pins)
+            self.ram, headers, depth * room, self.pins)
         cdef uint8_t *data_at = <uint8_t *> ram_pointer(
             self.ram, data, depth * stride, self.pins)
         cdef Slot *slot
-        memset(headers_at, 0, <uint64_t> depth * HEADER_ROOM)
+        memset(headers_at, 0, depth * room)
         self.job.slots = <Slot *> calloc(depth, sizeof(Slot))
         self.job.batch = <Slot **> calloc(depth, sizeof(Slot *))
         if self.job.slots == NULL or self.job.batch == NULL:
@@ -182,10 +184,13 @@ cdef class NativeJob:
         for i in range(depth):
             slot = &self.job.slots[i]
             slot.job = self.job
-            slot.header, slot.data = headers_at + i * HEADER_ROOM, data_at + i * stride
+            slot.header, slot.data = headers_at + i * room, data_at + i * stride
             slot.data_addr = data + i * stride
-            slot.segments[0].addr, slot.segments[0].length = headers + i * HEADER_ROOM, 16
-            slot.segments[2].addr = headers + i * HEADER_ROOM + STATUS_AT
+            slot.segments[0].addr = headers + i * room
+            slot.segments[0].length = sizeof(virtio_blk_outhdr)
+            if self.job.plan.scsi:
+                slot.segments[0].length = sizeof(virtio_scsi_cmd_req)
+            slot.segments[2].addr = headers + i * room + <uint64_t> BLK_STATUS_AT
             slot.segments[2].length = 1
             slot.next = self.job.free
             self.job.free = slot

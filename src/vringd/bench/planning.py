@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vringd.bench.blk_device import BlkDevice
+from vringd.bench.device import VhostDevice
 from vringd.bench.echo_device import EchoDevice
 from vringd.bench.errors import JobOptionError
 from vringd.bench.spec import DIRECTIONS, READ, TRIM, WRITE, JobSpec
 from vringd.bench.target import Target
 
-HEADER_BYTES = 64
+HEADER_BYTES = 256  # at most: virtio-scsi's
 DEFAULT_SEED = 0x89ABCDEF
 
 
@@ -59,7 +59,7 @@ def plan(
     clone: int,
     number: int,
     target: Target,
-    device: BlkDevice | EchoDevice,
+    device: VhostDevice | EchoDevice,
     sharers: int,
 ) -> dict[str, Any]:
     """The fields of `NativeJob`'s plan for copy `clone`, job `number` of the run.
@@ -106,6 +106,8 @@ def plan(
         "think_blocks": job.thinktime_blocks,
         "seed": (job.randseed or DEFAULT_SEED) + number,
         "zipf_theta": job.zipf_theta,
+        "lun": device.lun,
+        "block_shift": device.block_size.bit_length() - 1,
     }
 
 
@@ -115,7 +117,7 @@ def _check(
     start: int,
     length: int,
     target: Target,
-    device: BlkDevice | EchoDevice,
+    device: VhostDevice | EchoDevice,
 ) -> None:
     def refuse(text: str) -> None:
         raise JobOptionError(f"job {job.name}: {text}")

@@ -7,11 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from vringd.bench.blk_device import BlkDevice
+from vringd.bench.device import VhostDevice
 from vringd.bench.echo_device import EchoDevice
 from vringd.bench.errors import ServerError, VerifyError
 from vringd.bench.native import BenchQueue, NativeJob
 from vringd.bench.planning import cpus_of, groups, memory_of, plan, stages
 from vringd.bench.result import JobResult, RunResult, job_result
+from vringd.bench.scsi_device import ScsiDevice, describe_status
 from vringd.bench.spec import JobSpec
 from vringd.bench.target import Target, queue_of_job
 
@@ -82,8 +84,7 @@ def run_jobs(
     numbers = dict(zip(map(id, jobs), groups(jobs), strict=True))
     begun = time.time()
     results: list[JobResult] = []
-    device_class = EchoDevice if target.socket is None else BlkDevice
-    with device_class(target, queues=clones, memory=memory) as device:
+    with _device_class(target)(target, queues=clones, memory=memory) as device:
         interrupted = False
         for stage in parts:
             done, interrupted = _run_stage(
@@ -95,11 +96,17 @@ def run_jobs(
         return RunResult(results, device.capacity, device.num_queues, begun, interrupted)
 
 
+def _device_class(target: Target) -> type[VhostDevice] | type[EchoDevice]:
+    if target.socket is None:
+        return EchoDevice
+    return ScsiDevice if target.kind == "scsi" else BlkDevice
+
+
 def _run_stage(
     stage: Sequence[JobSpec],
     numbers: dict[int, int],
     target: Target,
-    device: BlkDevice | EchoDevice,
+    device: VhostDevice | EchoDevice,
     progress: Callable[[Progress], None] | None,
     watchdog: float,
     first: int,
@@ -142,7 +149,7 @@ def _run_stage(
 def _watch(
     running: Sequence[_Running],
     queues: dict[int, BenchQueue],
-    device: BlkDevice | EchoDevice,
+    device: VhostDevice | EchoDevice,
     progress: Callable[[Progress], None] | None,
     watchdog: float,
 ) -> None:
@@ -154,7 +161,7 @@ def _watch(
     while True:
         now = time.monotonic()
         for each in running:
-            _raise_failure(each, queues[each.queue])
+            _raise_failure(each, queues[each.queue], device)
             each.look(now)
         if all(each.native.done for each in running):
             return
@@ -194,7 +201,7 @@ def _progress(running: Sequence[_Running], elapsed: float, iops: float) -> Progr
     return Progress(elapsed, remaining if known else None, iops, active, verifying)
 
 
-def _raise_failure(each: _Running, queue: BenchQueue) -> None:
+def _raise_failure(each: _Running, queue: BenchQueue, device: VhostDevice | EchoDevice) -> None:
     failure = each.native.failure
     if failure is None:
         return
@@ -205,12 +212,12 @@ def _raise_failure(each: _Running, queue: BenchQueue) -> None:
         text = _RING_FAULTS.get(code, "a rule of the ring was broken")
         raise ServerError(f"{where}queue {each.queue}: {text.format(id=id_, value=value)}")
     if kind == "status":
-        names = {1: "IOERR", 2: "UNSUPP", 255: "none at all"}
         direction = ("read", "write", "trim")[expected]
-        raise ServerError(
-            f"{where}the {direction} at offset {offset} ended with the status"
-            f" {names.get(found, found)}"
-        )
+        names = {1: "IOERR", 2: "UNSUPP", 255: "none at all"}
+        words = f"the status {names.get(found, found)}"
+        if device.lun is not None:
+            words = describe_status(found)
+        raise ServerError(f"{where}the {direction} at offset {offset} ended with {words}")
     at = f"{where}verify: the block at offset {offset}"
     if kind == "magic":
         raise VerifyError(f"{at} was never written by a job: it begins with {found:#010x}")

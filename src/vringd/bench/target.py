@@ -8,6 +8,7 @@ from typing import Literal
 
 Wait = Literal["eventfd", "polling"]
 Sharing = Literal["blk-mq", "round-robin"]
+Kind = Literal["blk", "scsi"]
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,7 @@ class Target:
 
     num_queues: virtqueues to set up, None: one for each job, as far as the device has them.
     wait: how jobs wait for completions: asleep on the call eventfd, or looking at the ring.
+    kind: virtio-blk or virtio-scsi; scsi_unit: target and LUN of the disk of the latter.
     sharing: which queue a job uses when there are fewer queues than jobs; see `queue_of_job`.
     """
 
@@ -27,6 +29,8 @@ class Target:
     wait: Wait = "eventfd"
     sharing: Sharing = "blk-mq"
     echo_cpus: tuple[int, ...] = ()
+    kind: Kind = "blk"
+    scsi_unit: tuple[int, int] = (0, 0)
 
 
 def queue_of_job(job: int, jobs: int, queues: int, sharing: Sharing) -> int:

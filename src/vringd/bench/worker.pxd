@@ -72,12 +72,15 @@ cdef struct Plan:               # what a job has to do; offsets and sizes in byt
     uint32_t think_blocks
     uint64_t seed
     double zipf_theta           # 0: uniform
+    uint8_t scsi                # virtio-scsi, not virtio-blk
+    uint8_t block_shift         # scsi: log2 of a logical block's size
+    uint8_t lun[8]              # scsi: as in requests
 
 
 cdef struct Slot:               # one request
     Job *job
     Slot *next
-    uint8_t *header             # struct virtio_blk_req, a discard's range behind it, the status
+    uint8_t *header             # all but data; see requests.pxd
     uint8_t *data
     uint64_t data_addr          # guest address of data
     DqSegment segments[3]

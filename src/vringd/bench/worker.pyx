@@ -6,6 +6,7 @@ from libc.string cimport memset
 from vringd.bench.histogram cimport note
 from vringd.bench.random cimport (
     below, init_zipf, mix, next_random, next_zipf, seed_random)
+from vringd.bench.requests cimport status_of, write_request
 from vringd.bench.sharing cimport (
     give_room, give_way, hand_over, has_room, leave, lock, may_add, queue_up, shared, unlock)
 from vringd.bench.verify cimport (
@@ -18,20 +19,6 @@ from vringd.core.sys cimport (
 from vringd.testing.driver cimport (
     DqUsed, DriverRing, dq_add, dq_add_indirect, dq_disable_callbacks, dq_enable_callbacks,
     dq_has_used, dq_kick_needed, dq_pop_used, dq_publish, dq_signal, dq_take_signals)
-
-cdef extern from "<linux/virtio_blk.h>" nogil:
-    enum:
-        VIRTIO_BLK_T_IN
-        VIRTIO_BLK_T_OUT
-        VIRTIO_BLK_T_DISCARD
-    struct virtio_blk_outhdr:
-        uint32_t type
-        uint32_t ioprio
-        uint64_t sector
-    struct virtio_blk_discard_write_zeroes:
-        uint64_t sector
-        uint32_t num_sectors
-        uint32_t flags
 
 cdef extern from *:
     """
@@ -58,8 +45,6 @@ cdef extern from "<time.h>" nogil:
     int nanosleep(const timespec *request, timespec *left)
 
 cdef enum:
-    STATUS_AT = 40              # in a slot's header: after the request and a discard's range
-    NO_STATUS = 0xFF
     LONGEST_WAIT_MS = 100       # so that orders are seen
     SPINS = 64                  # looks at the ring between two looks at the clock
     SLEEP_FROM_NS = 100000      # shorter pauses are spun
@@ -201,32 +186,14 @@ cdef bint next_to_verify(Job *job, Slot *slot) noexcept nogil:
 
 cdef inline bint prepare(Job *job, Slot *slot) noexcept nogil:
     """Write the request and add it to the ring; False if the ring is full, or others are first."""
-    cdef virtio_blk_outhdr *header = <virtio_blk_outhdr *> slot.header
-    cdef virtio_blk_discard_write_zeroes *range_
-    cdef uint32_t n_out = 1
+    cdef uint32_t n_out = write_request(job, slot)
     cdef uint32_t i
     cdef int id
-    header.sector = slot.offset >> 9
-    slot.header[STATUS_AT] = NO_STATUS
-    slot.segments[1].addr, slot.segments[1].length = slot.data_addr, slot.size
-    if slot.direction == READ:
-        header.type = VIRTIO_BLK_T_IN
-    elif slot.direction == WRITE:
-        header.type = VIRTIO_BLK_T_OUT
-        n_out = 2
-        if job.plan.verify:
-            job.generation += 1
-            for i in range(slot.size // job.plan.unit):
-                fill_block(slot.data + i * job.plan.unit, job.plan.unit,
-                           slot.offset + <uint64_t> i * job.plan.unit, job.generation)
-    else:
-        header.type = VIRTIO_BLK_T_DISCARD
-        n_out = 2
-        range_ = <virtio_blk_discard_write_zeroes *> (
-            slot.header + sizeof(virtio_blk_outhdr))
-        range_.sector, range_.num_sectors, range_.flags = header.sector, slot.size >> 9, 0
-        slot.segments[1].addr = slot.segments[0].addr + sizeof(virtio_blk_outhdr)
-        slot.segments[1].length = sizeof(virtio_blk_discard_write_zeroes)
+    if slot.direction == WRITE and job.plan.verify:
+        job.generation += 1
+        for i in range(slot.size // job.plan.unit):
+            fill_block(slot.data + i * job.plan.unit, job.plan.unit,
+                       slot.offset + <uint64_t> i * job.plan.unit, job.generation)
     lock(job)
     if shared(job) and not may_add(job):
         id = -1
@@ -341,7 +308,7 @@ cdef void check_data(Job *job, Slot *slot) noexcept nogil:
 
 cdef inline void finish(Job *job, Slot *slot, uint64_t now) noexcept nogil:
     cdef Tally *tally = &job.tally[slot.direction]
-    cdef uint8_t status = slot.header[STATUS_AT]
+    cdef uint64_t status = status_of(job, slot)
     slot.next = job.free
     job.free = slot
     job.in_flight -= 1

@@ -1,4 +1,4 @@
-"""`vringd bench`: fio's job language against any vhost-user-blk server, without a VM."""
+"""`vringd bench`: fio's job language against any vhost-user-blk or -scsi server, without a VM."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def add_parser(subparsers: argparse._SubParsersAction[ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "bench",
         help=HELP,
-        description="Runs jobs against a vhost-user-blk server, as a guest with many queues\n"
-        "would.\n\n"
+        description="Runs jobs against a vhost-user-blk or -scsi server, as a guest with\n"
+        "many queues would.\n\n"
         "Jobs are written in fio's language: in job files, or as words such as --rw=randread.",
         epilog=_EXAMPLE,
     )
@@ -43,6 +43,19 @@ def add_parser(subparsers: argparse._SubParsersAction[ArgumentParser]) -> None:
         metavar="CPUS",
         help="no server but a thread that completes at once, on these CPUs: what the load"
         " generator itself can do",
+    )
+    parser.add_argument(
+        "--device",
+        choices=("blk", "scsi"),
+        default="blk",
+        help="what the server is: virtio-blk (default) or virtio-scsi",
+    )
+    parser.add_argument(
+        "--lun",
+        type=_unit,
+        default=(0, 0),
+        metavar="TARGET:LUN",
+        help="the disk of a virtio-scsi device; default: 0:0",
     )
     parser.add_argument(
         "--queues", type=positive, metavar="N", help="virtqueues; default: one for each job"
@@ -106,6 +119,8 @@ def run(args: argparse.Namespace) -> int:
         wait=args.wait,
         sharing=args.sharing,
         echo_cpus=_cpus(args.echo),
+        kind=args.device,
+        scsi_unit=args.lun,
     )
     shown = args.eta == "always" or (args.eta == "auto" and sys.stderr.isatty())
     try:
@@ -159,6 +174,16 @@ def _cpus(text: str | None) -> tuple[int, ...]:
         return values.cpus(text) if text else ()
     except ValueError as error:
         raise OptionError(f"--echo {text}: {error}") from None
+
+
+def _unit(text: str) -> tuple[int, int]:
+    target, _, lun = text.rpartition(":")
+    if not (target or "0").isdigit() or not lun.isdigit():
+        raise argparse.ArgumentTypeError(f"{text}: not TARGET:LUN")
+    found = int(target or 0), int(lun)
+    if found[0] > 255 or found[1] > 16383:
+        raise argparse.ArgumentTypeError(f"{text}: targets go to 255, LUNs to 16383")
+    return found
 
 
 def _show(progress: Progress) -> None:

@@ -30,6 +30,13 @@ def plan(cpus: int = 4) -> Plan:
     return Plan(1.0, tuple(range(cpus)), [Backend("disk", "null-co,size=1G", "for a test")])
 
 
+@pytest.fixture
+def plots() -> None:
+    """What reports with plots need; the sanitizers' environments have none of it."""
+    for name in ("matplotlib", "jinja2"):
+        pytest.importorskip(name, reason=f"no {name}: install vringd[report]")
+
+
 def outcome(made: Experiment, *, failed: str = "") -> Outcome:
     """As if each cell of n threads had read n * 100 and written n * 50 MB/s."""
     results = Results()
@@ -160,6 +167,7 @@ def test_text_shows_published_beside_measured() -> None:
     assert "FAILED" not in told
 
 
+@pytest.mark.usefixtures("plots")
 def test_html_stands_alone_and_is_well_formed() -> None:
     page = html.report(outcome(experiment(plan())))
     assert not re.search(r"""(src|href)=["']?(https?:|//)""", page)
@@ -174,6 +182,7 @@ def test_html_stands_alone_and_is_well_formed() -> None:
     assert "402 [401-403]" in page
 
 
+@pytest.mark.usefixtures("plots")
 def test_failed_cells_are_told_and_escaped() -> None:
     done = outcome(experiment(plan()), failed="2 thr 2 mq")
     page = html.report(done)
