@@ -30,6 +30,7 @@ def test_experiment_measures_cells_and_writes_both_reports(tmp_path: Path) -> No
         assert sample["write_bytes"] > 0
         assert sample["p99_ns"] >= sample["p50_ns"] > 0
     assert document["noise"]["count"] == 6
+    assert document["ceiling"]["iops"] > 0 or len(os.sched_getaffinity(0)) < 2
     assert "### 8 jobs, nothing pinned (writes, MB/s)" in done.stdout
     page = (tmp_path / "virtio-blk-mq.html").read_text()
     assert page.count("<svg") == 4

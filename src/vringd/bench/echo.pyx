@@ -6,6 +6,7 @@ event loop. It never asks to be kicked, and interrupts whoever asks for that.
 
 from libc.stdint cimport uint32_t, uint8_t
 from libc.stdlib cimport free
+from libc.string cimport memset
 
 from vringd.core.sys cimport (
     PR_SET_NAME, alloc_lines, iovec, prctl, pthread_create, pthread_join, pthread_t, vr_gettid,
@@ -20,12 +21,25 @@ import os
 cdef enum:
     MAX_QUEUES = 256
     PUBLISH_AFTER = 4           # as the engine does (core/iothread.pyx)
+    RESPONSE_BYTES = 12         # of struct virtio_scsi_cmd_resp, before the sense data
 
 
-cdef void complete_at_once(Vring *q) noexcept nogil:
-    """Every request that is available; virtio-blk's status is the last byte of the chain."""
+cdef inline void answer(Request *req, bint scsi) noexcept nogil:
+    """Say that all went well: virtio-blk's status is the last byte of the chain, virtio-scsi's
+    response begins the part that the device writes."""
+    cdef iovec *segment = &req.segments[req.out_iovs]
+    if req.in_iovs == 0:
+        return
+    if scsi:
+        memset(segment.iov_base, 0, min(segment.iov_len, <size_t> RESPONSE_BYTES))
+    else:
+        segment = &req.segments[req.out_iovs + req.in_iovs - 1]
+        (<uint8_t *> segment.iov_base)[segment.iov_len - 1] = 0
+
+
+cdef void complete_at_once(Vring *q, bint scsi) noexcept nogil:
+    """Every request that is available."""
     cdef Request *req
-    cdef iovec *last
     cdef uint32_t written, i
     vring_disable_notification(q)
     while True:
@@ -35,9 +49,7 @@ cdef void complete_at_once(Vring *q) noexcept nogil:
         written = 0
         for i in range(req.out_iovs, req.out_iovs + req.in_iovs):
             written += <uint32_t> req.segments[i].iov_len
-        if req.in_iovs:
-            last = &req.segments[req.out_iovs + req.in_iovs - 1]
-            (<uint8_t *> last.iov_base)[last.iov_len - 1] = 0
+        answer(req, scsi)
         vring_push(q, req, written)
         if q.used_pending >= PUBLISH_AFTER:
             vring_publish(q)
@@ -52,6 +64,7 @@ cdef struct State:
     uint32_t count
     uint32_t stopping
     uint32_t tid
+    bint scsi
 
 
 cdef void *serve(void *argument) noexcept nogil:
@@ -64,7 +77,7 @@ cdef void *serve(void *argument) noexcept nogil:
         idle = True
         for i in range(state.count):
             if vring_has_work(state.rings[i]):
-                complete_at_once(state.rings[i])
+                complete_at_once(state.rings[i], state.scsi)
                 idle = False
         if idle:
             vr_relax()
@@ -72,7 +85,8 @@ cdef void *serve(void *argument) noexcept nogil:
 
 
 cdef class EchoServer:
-    """Serves the ring of each `Virtqueue`, from `start` to `stop`. cpus: none for any."""
+    """Serves the ring of each `Virtqueue`, from `start` to `stop`. cpus: none for any. scsi: the
+    requests are virtio-scsi's, not virtio-blk's."""
 
     cdef State *state
     cdef pthread_t thread
@@ -85,9 +99,10 @@ cdef class EchoServer:
         if self.state == NULL:
             raise MemoryError
 
-    def __init__(self, queues, cpus=()):
+    def __init__(self, queues, cpus=(), *, bint scsi=False):
         cdef Virtqueue queue
         self.queues, self.cpus = list(queues), tuple(cpus)
+        self.state.scsi = scsi
         if len(self.queues) > MAX_QUEUES:
             raise ValueError(f"more than {MAX_QUEUES} queues")
         for queue in self.queues:

@@ -9,6 +9,7 @@ from typing import Self
 from vringd.bench.device import ring_memory
 from vringd.bench.echo import EchoServer
 from vringd.bench.errors import JobOptionError
+from vringd.bench.scsi_device import lun_bytes
 from vringd.bench.target import Target
 from vringd.core.memory import GuestMemory, MemoryRegion
 from vringd.core.virtqueue import Virtqueue
@@ -26,10 +27,12 @@ class EchoDevice:
     read_only = False
     has_discard = True
     indirect = True
-    lun = None
+    lun: bytes | None = None
 
     def __init__(self, target: Target, *, queues: int, memory: int) -> None:
         self.num_queues = target.num_queues or queues
+        if target.kind == "scsi":
+            self.lun = lun_bytes(*target.scsi_unit)
         size = (memory + ring_memory(self.num_queues, target.queue_size) + 4095) // 4096 * 4096
         self.ram = GuestRam([size], populate=True)
         try:
@@ -47,7 +50,9 @@ class EchoDevice:
         except ValueError as error:
             raise JobOptionError(f"--queue-size {target.queue_size}: {error}") from None
         self._server = EchoServer(
-            [self._device_side(index) for index in range(self.num_queues)], target.echo_cpus
+            [self._device_side(index) for index in range(self.num_queues)],
+            target.echo_cpus,
+            scsi=target.kind == "scsi",
         )
         try:
             self._server.start()

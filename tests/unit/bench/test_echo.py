@@ -15,8 +15,9 @@ from vringd.bench.target import Target
 @pytest.mark.parametrize("packed", [False, True], ids=["split", "packed"])
 @pytest.mark.parametrize("wait", ["eventfd", "polling"])
 @pytest.mark.parametrize("event_idx", [False, True])
-def test_every_request_comes_back(packed: bool, wait: str, event_idx: bool) -> None:
-    target = Target(None, packed=packed, wait=wait, event_idx=event_idx)  # type: ignore[arg-type]
+@pytest.mark.parametrize("kind", ["blk", "scsi"])
+def test_every_request_comes_back(packed: bool, wait: str, event_idx: bool, kind: str) -> None:
+    target = Target(None, packed=packed, wait=wait, event_idx=event_idx, kind=kind)  # type: ignore[arg-type]
     job, _ = make_job("j", {"rw": "randrw", "iodepth": "32", "number_ios": "2000", "numjobs": "2"})
     result = run_jobs(target, [job])
     assert [each.ios for each in result.jobs] == [2000, 2000]

@@ -69,12 +69,14 @@ class Cell:
 
 @dataclass(frozen=True)
 class Experiment:
-    """What is measured, and beside which publication; notes: how that differs from it."""
+    """What is measured, and beside which publication; notes: how that differs from it; kind: of
+    the device, "blk" or "scsi"."""
 
     publication: Publication
     backends: tuple[Backend, ...]
     cells: tuple[Cell, ...]
     notes: tuple[str, ...]
+    kind: str = "blk"
 
     @property
     def name(self) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from vringd import __version__
 from vringd.bench.experiments.cells import Cell, Experiment
 from vringd.bench.experiments.noise import CELL, FIRST, SECOND, Noise, noise_of
+from vringd.bench.lab.ceiling import Ceiling, measure_ceiling
 from vringd.bench.lab.families import Family
 from vringd.bench.lab.host import Host, look_at_host
 from vringd.bench.lab.rounds import Progress, Results, Work, run_rounds
@@ -34,6 +35,7 @@ class Outcome:
     begun: float
     results: Results = field(default_factory=Results)
     noise: Noise = field(default_factory=lambda: Noise(0.0, 0.0, 0))
+    ceiling: Ceiling = field(default_factory=Ceiling)
     complete: bool = False
 
     def samples(self, cell: Cell, server: str) -> list[Sample]:
@@ -53,6 +55,7 @@ class Outcome:
             "rounds": self.rounds,
             "runtime": self.runtime,
             "noise": self.noise.as_json(),
+            "ceiling": self.ceiling.as_json(),
             "notes": self.experiment.notes,
             "cells": [cell.as_json() for cell in self.experiment.cells],
             "samples": [sample.as_json() for sample in self.results.samples],
@@ -71,8 +74,11 @@ def run(
     runtime: float,
     progress: Progress,
 ) -> Outcome:
-    """Measure the noise, then all cells round by round. Ctrl-C ends it with what there is, and a
-    server that cannot serve the first cell ends it with that failure."""
+    """Measure the load generator itself and the noise, then all cells round by round.
+
+    Ctrl-C ends it with what there is, and a server that cannot serve the first cell with that
+    failure. Raises SampleError if the load generator does not run.
+    """
     outcome = Outcome(
         experiment,
         look_at_host(),
@@ -82,6 +88,7 @@ def run(
         time.time(),
     )
     cells = experiment.unique()
+    outcome.ceiling = measure_ceiling(place, outcome.host.cpus, kind=experiment.kind)
     if not _measure_noise(outcome, cells[0], families[0], place, progress):
         return outcome
     work = [

@@ -21,6 +21,7 @@ def report(outcome: Outcome) -> str:
         f"published on: {publication.setup}",
         f"measured on: {describe_host(outcome.host)}",
         f"mitigations: {describe_mitigations(outcome.host)}",
+        f"load: {outcome.ceiling.describe()}",
         f"noise: {outcome.noise.describe()}",
         f"{outcome.rounds} rounds of {outcome.runtime:g} s for each cell: median [min-max];"
         " ratio: to the first cell of the same column",

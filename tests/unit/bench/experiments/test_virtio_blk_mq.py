@@ -164,6 +164,7 @@ def test_text_shows_published_beside_measured() -> None:
     ]
     assert "mitigations: none needed" in told
     assert "medians differ by" in told
+    assert "own limit was not measured" in told
     assert "FAILED" not in told
 
 
