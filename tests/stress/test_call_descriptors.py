@@ -24,8 +24,11 @@ def relay(target: int) -> Iterator[int]:
     end = os.eventfd(0, os.EFD_CLOEXEC)
 
     def pass_on() -> None:
+        poller = select.poll()
+        for fd in (source, end):
+            poller.register(fd, select.POLLIN)
         while True:
-            ready, _, _ = select.select([source, end], [], [])
+            ready = {fd for fd, _ in poller.poll()}
             if source in ready:
                 os.eventfd_read(source)
                 os.eventfd_write(target, 1)

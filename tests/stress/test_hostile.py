@@ -77,7 +77,9 @@ def attack(path: Path, pick: random.Random) -> int:
                 for queue, ram in zip(queues, rams, strict=True):
                     scribble(pick, ram, queue)
                 for i, queue in enumerate(queues):
-                    select.select([queue.err_fd], [], [], 0.01)
+                    poller = select.poll()
+                    poller.register(queue.err_fd, select.POLLIN)
+                    poller.poll(10)
                     broken += queue.take_error()
                     frontend.get_vring_base(i)
                 frontend.reset_device()

@@ -40,7 +40,9 @@ def pull_the_rug(path: Path, pick: random.Random) -> bool:
         os.ftruncate(region.fd, pick.choice((0, region.mmap_offset)))
         # From here on an access of our own to the lost pages would end this process.
         os.eventfd_write(queue.kick_fd, 1)
-        told, _, _ = select.select([queue.err_fd], [], [], 2)
+        poller = select.poll()
+        poller.register(queue.err_fd, select.POLLIN)
+        told = poller.poll(2000)
         frontend.get_vring_base(0)
         frontend.close()
         os.ftruncate(region.fd, size)

@@ -319,6 +319,30 @@ cdef void packed_publish(Vring *q) noexcept nogil:
     q.pending_heads = 0
 
 
+cdef void packed_forget_unpublished(Vring *q) noexcept nogil:
+    """Make the entries of chains in flight look available again.
+
+    A predecessor that was killed before it had published a batch has left used flags in it, but
+    for the first entry. The driver would take them for ours as soon as we publish the entry in
+    front of them. The entries are ours (see packed_push), so the driver writes none of them now.
+    """
+    cdef uint32_t i, at = q.used_idx
+    cdef bint wrap = q.used_wrap
+    cdef uint16_t flags
+    for i in range(q.claimed):
+        flags = vr_load_relaxed_u16(&q.ring[at].flags)
+        if (flags & F_AVAIL != 0) == wrap and (flags & F_USED != 0) == wrap:
+            vr_store_relaxed_u16(&q.ring[at].flags,
+                                 <uint16_t> ((flags & ~(F_AVAIL | F_USED))
+                                             | (F_AVAIL if wrap else F_USED)))
+            if q.log != NULL:
+                mark_dirty(q.log, q.used_log_addr + 16 * <uint64_t> at, 16)
+        at += 1
+        if at == q.size:
+            at = 0
+            wrap = not wrap
+
+
 cdef bint packed_should_notify(Vring *q) noexcept nogil:
     """Whether the driver wants to be told of what was published since the last call (2.8.10)."""
     cdef uint16_t off_wrap, flags, before, event, now

@@ -11,6 +11,7 @@ from vringd.core.inflight cimport (
     INFLIGHT_VERSION, DescStatePacked, DescStateSplit, InflightPacked, InflightSplit,
     packed_states, split_states)
 from vringd.core.memory cimport translate_user
+from vringd.core.packed cimport packed_forget_unpublished
 from vringd.core.sys cimport (
     F_DUPFD_CLOEXEC, VIRTIO_F_IN_ORDER, VIRTIO_F_RING_PACKED,
     VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC, alloc_lines, close, errno, fcntl,
@@ -387,6 +388,7 @@ cdef class Virtqueue:
             advance -= q.size
             q.avail_wrap ^= 1
         q.last_avail = <uint16_t> advance
+        packed_forget_unpublished(q)
         return 0
 
     cdef tuple prepare(self, GuestMemory memory, object log, object log_addr, object call_fd,

@@ -272,6 +272,35 @@ def test_killed_before_packed_flags_were_stored(ram: GuestRam, count: int) -> No
         assert take_all(driver) == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("turn", range(8))
+@pytest.mark.parametrize("killed", ["before", "within"])
+def test_unpublished_used_entries_are_not_left_for_the_driver_to_find(
+    ram: GuestRam, killed: str, turn: int
+) -> None:
+    """All entries but the first of a batch have their flags before it is published; a successor
+    that publishes one by one must not bring them to light."""
+    with tracked(ram, packed=True) as (driver, buffer, queue):
+        for n in range(turn):
+            numbered(driver, n, 1)
+            for chain in pop_all(queue):
+                queue.push(chain, 0)
+            queue.publish()
+            assert take_all(driver) == [n]
+        numbered(driver, turn, 4)
+        for chain in pop_all(queue)[:3]:
+            queue.push(chain, 0)
+        if killed == "within":
+            killed_in_packed_publish(driver, buffer, queue, visible=False)
+        queue = successor(driver, buffer)
+        for n in range(turn, turn + 4):
+            chain = queue.pop()
+            assert chain is not None
+            assert number(chain) == n
+            queue.push(chain, 0)
+            queue.publish()
+            assert take_all(driver) == [n]
+
+
 def test_packed_entries_overwritten_by_used_ones_are_resubmitted_from_the_buffer(
     ram: GuestRam,
 ) -> None:

@@ -45,6 +45,9 @@ class BlkDevice:
             raise self.failure
 
     def _run(self) -> None:
+        poller = select.poll()
+        for fd in (self.kick_fd, self._stop):
+            poller.register(fd, select.POLLIN)
         try:
             while True:
                 self._model.disable_kicks()
@@ -52,8 +55,7 @@ class BlkDevice:
                     self.serve(chain)
                 if self._model.enable_kicks():
                     continue
-                ready, _, _ = select.select([self.kick_fd, self._stop], [], [])
-                if self._stop in ready:
+                if self._stop in {fd for fd, _ in poller.poll()}:
                     return
                 os.eventfd_read(self.kick_fd)
         except BaseException as error:

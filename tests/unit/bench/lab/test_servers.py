@@ -93,7 +93,9 @@ def test_disk_that_makes_no_sense_is_refused(text: str) -> None:
 
 
 def test_server_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
-    family = Command("mine", ("sh", "-c", "echo no disk today; exit 3", "{socket}"))
+    family = Command(
+        "mine", (sys.executable, "-c", "print('no disk today'); raise SystemExit(3)", "{socket}")
+    )
     with pytest.raises(SampleError, match=r"(?s)mine died \(exit status 3\).*no disk today"):
         Server(family, Setup(Disk()), Place(tmp_path)).__enter__()
 
@@ -102,7 +104,7 @@ def test_server_without_a_socket_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(servers, "_START_SECONDS", 0.3)
-    family = Command("mine", ("sh", "-c", "sleep 60", "{socket}"))
+    family = Command("mine", (sys.executable, "-c", "import time; time.sleep(60)", "{socket}"))
     with pytest.raises(SampleError, match="made no socket within"):
         Server(family, Setup(Disk()), Place(tmp_path)).__enter__()
 
