@@ -326,10 +326,10 @@ cdef void packed_forget_unpublished(Vring *q) noexcept nogil:
     for the first entry. The driver would take them for ours as soon as we publish the entry in
     front of them. The entries are ours (see packed_push), so the driver writes none of them now.
     """
-    cdef uint32_t i, at = q.used_idx
+    cdef uint32_t _i, at = q.used_idx
     cdef bint wrap = q.used_wrap
     cdef uint16_t flags
-    for i in range(q.claimed):
+    for _i in range(q.claimed):
         flags = vr_load_relaxed_u16(&q.ring[at].flags)
         if (flags & F_AVAIL != 0) == wrap and (flags & F_USED != 0) == wrap:
             vr_store_relaxed_u16(&q.ring[at].flags,
