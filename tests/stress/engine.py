@@ -10,7 +10,7 @@ from typing import Any, Self, TypeVar
 from vringd.block.backend import BlockBackend
 from vringd.block.file import FileBackend
 from vringd.block.null import NullBackend
-from vringd.control.export import BlkExport
+from vringd.control.blk_export import BlkExport
 from vringd.control.schema import UnixAddress, VhostUserBlkOptions
 from vringd.control.threads import ManagedThread
 from vringd.core.iothread import IOThread

@@ -8,7 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
-from vringd.testing.blk import SECTOR, BlkDriver, Split
+from vringd.testing.blk import SECTOR, BlkDriver
+from vringd.testing.chains import Split
 from vringd.testing.driver import DriverQueue
 from vringd.testing.memory import GuestRam, RegionSpec
 

@@ -23,6 +23,7 @@ from vringd.cli.demo_disk import NUM_QUEUES, DemoDisk
 from vringd.cli.demo_report import Progress, queue_table
 from vringd.cli.demo_steps import DemoFailedError, GuestSteps
 from vringd.cli.logs import set_up_logging
+from vringd.control.blk_export import BlkExport
 from vringd.control.daemon import Daemon
 from vringd.testing.guest import Guest, GuestError
 from vringd.testing.guest_devices import VhostUserBlk
@@ -121,6 +122,7 @@ async def _show(disk: DemoDisk, daemon: Daemon, guest: Guest, progress: Progress
         finally:
             await do(guest.close)
     export = daemon.exports[disk.export_id]
+    assert isinstance(export, BlkExport)
     print(f"\n{queue_table(export)}")
     idle = [queue for queue, stats in enumerate(export.stats) if not stats.snapshot()["batches"]]
     if idle:

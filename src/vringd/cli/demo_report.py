@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from vringd.control.export import BlkExport
+from vringd.control.blk_export import BlkExport
 from vringd.core.snapshots import OpSnapshot, QueueSnapshot
 from vringd.core.stats import KINDS, percentile
 

@@ -7,8 +7,8 @@ does not matter: everything is read first and compared afterwards.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
-from typing import Any, Literal
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal, TypeVar
 
 from vringd.control import keyval
 from vringd.control.checks import check
@@ -20,9 +20,11 @@ from vringd.control.schema import (
     IOThreadOptions,
     ServeOptions,
     VhostUserBlkOptions,
+    VhostUserScsiOptions,
 )
 from vringd.control.values import show
 
+T = TypeVar("T")
 Kind = Literal["object", "blockdev", "export"]
 
 # The key that names the class of a definition, implied in front of key=value pairs, and
@@ -86,29 +88,33 @@ def build(definitions: Iterable[Definition]) -> ServeOptions:
     return options
 
 
+_OBJECTS: dict[str, type[IOThreadOptions]] = {"iothread": IOThreadOptions}
+_EXPORTS: dict[str, type[VhostUserBlkOptions] | type[VhostUserScsiOptions]] = {
+    "vhost-user-blk": VhostUserBlkOptions,
+    "vhost-user-scsi": VhostUserScsiOptions,
+}
+
+
 def _read_object(definition: Definition) -> IOThreadOptions:
-    return read(
-        IOThreadOptions,
-        _without_class(definition, "object type", "iothread"),
-        origin=definition.origin,
-    )
+    record, values = _take_class(definition, "object type", _OBJECTS)
+    return read(record, values, origin=definition.origin)
 
 
 def _read_export(definition: Definition) -> ExportOptions:
-    return read(
-        VhostUserBlkOptions,
-        _without_class(definition, "export type", "vhost-user-blk"),
-        origin=definition.origin,
-    )
+    record, values = _take_class(definition, "export type", _EXPORTS)
+    return read(record, values, origin=definition.origin)
 
 
-def _without_class(definition: Definition, what: str, only: str) -> dict[str, Any]:
-    """The options without the key that names their class, which must be `only`."""
+def _take_class(
+    definition: Definition, what: str, classes: Mapping[str, type[T]]
+) -> tuple[type[T], dict[str, Any]]:
+    """The class that the options name, and the other options."""
     rest = dict(definition.values)
     key = _CLASS_KEY[definition.kind]
     name = rest.pop(key, None)
+    known = " and ".join(classes)
     if name is None:
-        raise OptionError(f"{key} is missing; vringd has {only}")
-    if name != only:
-        raise OptionError(f"unknown {what} '{show(name)}': vringd has {only}")
-    return rest
+        raise OptionError(f"{key} is missing; vringd has {known}")
+    if not isinstance(name, str) or name not in classes:
+        raise OptionError(f"unknown {what} '{show(name)}': vringd has {known}")
+    return classes[name], rest

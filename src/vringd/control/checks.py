@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os.path
 from collections.abc import Iterable, Mapping
 
@@ -14,8 +15,11 @@ from vringd.control.schema import (
     FdAddress,
     FileOptions,
     NullOptions,
+    ScsiDeviceOptions,
     ServeOptions,
     UnixAddress,
+    VhostUserBlkOptions,
+    VhostUserScsiOptions,
 )
 from vringd.control.values import show_size
 
@@ -39,11 +43,14 @@ def check(options: ServeOptions, merged: Mapping[str, str]) -> None:
     _check_addresses(options.exports)
     for node in options.blockdevs:
         _check_node(node)
-    nodes = {node.node_name: node for node in options.blockdevs}
-    writers: dict[str, str] = {}
+    users = _NodeUsers(options, merged)
     for export in options.exports:
-        _check_export_node(export, nodes, merged, writers)
-        _check_sizes(export)
+        if isinstance(export, VhostUserScsiOptions):
+            _check_scsi(export, users)
+        else:
+            users.add(export.origin, export.node_name, export.writable)
+            _check_sizes(export)
+        _check_segments(export)
     plan_iothreads(options.iothreads, options.exports)
 
 
@@ -97,39 +104,99 @@ def _check_node(node: BlockdevOptions) -> None:
         )
 
 
-def _check_export_node(
-    export: ExportOptions,
-    nodes: Mapping[str, BlockdevOptions],
-    merged: Mapping[str, str],
-    writers: dict[str, str],
-) -> None:
-    """`writers` tells which export writes to a node; a writable export is added."""
-    name = export.node_name
-    if name in merged:
-        raise OptionError(
-            f"{export.origin}: node '{name}' is part of node '{merged[name]}';"
-            f" export that with node-name={merged[name]}"
-        )
-    if name not in nodes:
-        raise OptionError(
-            f"{export.origin}: node '{name}' does not exist;"
-            f" define it with --blockdev driver=…,node-name={name}"
-        )
-    if not export.writable:
-        return
-    if nodes[name].read_only:
-        raise OptionError(
-            f"{export.origin}: writable=on, but node '{name}' is read-only; drop one of the two"
-        )
-    if name in writers:
-        raise OptionError(
-            f"{export.origin}: writable=on, but {writers[name]} writes to node '{name}' already;"
-            " only one export may"
-        )
-    writers[name] = export.origin
+class _NodeUsers:
+    """Who shows which node, as exports are looked at one after the other."""
+
+    def __init__(self, options: ServeOptions, merged: Mapping[str, str]) -> None:
+        self._nodes = {node.node_name: node for node in options.blockdevs}
+        self._merged = merged
+        self._writers: dict[str, str] = {}
+        self._devices: dict[str, tuple[ScsiDeviceOptions, str]] = {}
+
+    def add(self, origin: str, name: str, writable: bool, share: bool = False) -> None:
+        """One more user; share: it accepts others that write. Raises OptionError."""
+        if name in self._merged:
+            raise OptionError(
+                f"{origin}: node '{name}' is part of node '{self._merged[name]}';"
+                f" export that with node-name={self._merged[name]}"
+            )
+        if name not in self._nodes:
+            raise OptionError(
+                f"{origin}: node '{name}' does not exist;"
+                f" define it with --blockdev driver=…,node-name={name}"
+            )
+        if not writable:
+            return
+        if self._nodes[name].read_only:
+            raise OptionError(
+                f"{origin}: writable=on, but node '{name}' is read-only; drop one of the two"
+            )
+        if name in self._writers and not share:
+            raise OptionError(
+                f"{origin}: writable=on, but {self._writers[name]} writes to node '{name}'"
+                " already; only one export may"
+            )
+        self._writers[name] = origin
+
+    def add_device(self, origin: str, device: ScsiDeviceOptions) -> None:
+        """One more SCSI device. Raises OptionError."""
+        if device.node_name is None:
+            if not (device.removable or device.cdrom):
+                raise OptionError(
+                    f"{origin}: node-name is missing; only with removable=on or cdrom=on may a"
+                    " device have no medium"
+                )
+            return
+        other, where = self._devices.setdefault(device.node_name, (device, origin))
+        if other is not device:
+            if not (other.share_rw and device.share_rw):
+                raise OptionError(
+                    f"{origin}: {where} shows node '{device.node_name}' already; two devices may"
+                    " with share-rw=on for both"
+                )
+            if _unit_options(other) != _unit_options(device):
+                raise OptionError(
+                    f"{origin}: {where} shows node '{device.node_name}' with other options; it is"
+                    " one unit, so give both the same (but for target and lun)"
+                )
+        self.add(origin, device.node_name, device.writable, share=other is not device)
 
 
-def _check_sizes(export: ExportOptions) -> None:
+def _unit_options(device: ScsiDeviceOptions) -> ScsiDeviceOptions:
+    return dataclasses.replace(device, target=None, lun=0)
+
+
+def _check_scsi(export: VhostUserScsiOptions, users: _NodeUsers) -> None:
+    seen: dict[tuple[int, int], int] = {}
+    for number, device in enumerate(export.devices):
+        origin = f"{export.origin}: devices.{number}"
+        target = number if device.target is None else device.target
+        first = seen.setdefault((target, device.lun), number)
+        if first != number:
+            raise OptionError(
+                f"{origin}: target={target},lun={device.lun} is devices.{first} already;"
+                " choose another"
+            )
+        if target > 255:
+            raise OptionError(f"{origin}: there are 256 targets at most; give target and lun")
+        if device.cdrom and device.writable:
+            raise OptionError(
+                f"{origin}: writable=on, but a CD-ROM is read-only; drop one of the two"
+            )
+        logical = device.logical_block_size or SECTOR
+        if device.physical_block_size is not None and device.physical_block_size < logical:
+            raise OptionError(
+                f"{origin}: physical-block-size={device.physical_block_size} is less than"
+                f" logical-block-size={logical}"
+            )
+        users.add_device(origin, device)
+    if " " in export.initiator or not export.initiator.isascii():
+        raise OptionError(
+            f"{export.origin}: initiator={export.initiator}: expected ASCII characters, no blanks"
+        )
+
+
+def _check_sizes(export: VhostUserBlkOptions) -> None:
     logical = export.logical_block_size or SECTOR
     physical = export.physical_block_size
     if physical is not None and physical < logical:
@@ -142,6 +209,9 @@ def _check_sizes(export: ExportOptions) -> None:
             f"{export.origin}: opt-io-size={export.opt_io_size} is not a multiple of"
             f" logical-block-size={logical}"
         )
+
+
+def _check_segments(export: ExportOptions) -> None:
     # Two descriptors of every chain are taken by the request's header and its status.
     if export.seg_max is not None and export.seg_max > max(1, export.queue_size - 2):
         raise OptionError(

@@ -9,17 +9,27 @@ import resource
 import signal
 
 from vringd.block.backend import BlockBackend, WorkerLimits
+from vringd.control.blk_export import BlkExport
 from vringd.control.disks import open_backend
 from vringd.control.errors import OptionError, ResourceError, describe
-from vringd.control.export import BlkExport
 from vringd.control.mapping import plan_iothreads
-from vringd.control.schema import ExportOptions, IOThreadOptions, ServeOptions, UnixAddress
+from vringd.control.schema import (
+    ExportOptions,
+    IOThreadOptions,
+    ServeOptions,
+    UnixAddress,
+    VhostUserScsiOptions,
+)
+from vringd.control.scsi_export import ScsiExport
+from vringd.control.scsi_units import ScsiUnits
 from vringd.control.threads import ManagedThread
 from vringd.core.iothread import IOThread
 from vringd.vhost_user.errors import SocketError
 from vringd.vhost_user.server import VhostUserServer
 
 MAX_WORKERS = 1024  # of one channel, whatever the options say
+
+Export = BlkExport | ScsiExport
 
 logger = logging.getLogger("vringd.daemon")
 
@@ -38,7 +48,8 @@ class Daemon:
         self.options = options
         self.threads: dict[str, ManagedThread] = {}
         self.backends: dict[str, BlockBackend] = {}
-        self.exports: dict[str, BlkExport] = {}
+        self.units = ScsiUnits()
+        self.exports: dict[str, Export] = {}
         self.servers: dict[str, VhostUserServer] = {}
         self._end = asyncio.Event()
         self._signals: list[signal.Signals] = []
@@ -107,16 +118,19 @@ class Daemon:
         await thread.stop()
 
     async def _open_export(self, options: ExportOptions, queues: tuple[str, ...]) -> None:
-        export = BlkExport(
-            options,
-            self.backends[options.node_name],
-            [self.threads[name] for name in queues],
-        )
+        threads = [self.threads[name] for name in queues]
+        export: Export
+        if isinstance(options, VhostUserScsiOptions):
+            export = ScsiExport(options, self.units, self.backends, threads)
+        else:
+            export = BlkExport(options, self.backends[options.node_name], threads)
         self.exports[options.id] = export
         try:
             await export.open()
-        except ValueError as error:
+        except (OptionError, ValueError) as error:
             raise OptionError(f"{options.origin}: {error}") from error
+        except ResourceError as error:
+            raise ResourceError(f"{options.origin}: {error}") from error
         except OSError as error:
             raise ResourceError(f"{options.origin}: {describe(error)}") from error
 
@@ -173,6 +187,7 @@ class Daemon:
         for export in self.exports.values():
             await export.close()
         self.exports.clear()
+        self.units.close()
         for backend in self.backends.values():
             backend.close()
         self.backends.clear()

@@ -24,7 +24,7 @@ def check_host(options: ServeOptions) -> None:
     """Raises ResourceError for a CPU, file or socket that cannot be used as asked."""
     for thread in options.iothreads:
         _check_cpus(thread)
-    writable = {export.node_name for export in options.exports if export.writable}
+    writable = options.written_nodes
     files: dict[tuple[int, int], FileOptions] = {}
     for node in options.blockdevs:
         if isinstance(node, FileOptions):

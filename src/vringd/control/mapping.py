@@ -8,6 +8,9 @@ An export says it in one of three ways, or not at all:
   the queues i, i+n, i+2n, …;
 - `iothreads=N|per-vq`: IOThreads made for this export, the queues dealt to them in turn;
 - nothing: the one IOThread that all such exports share.
+
+The queues of a virtio-scsi device are its command queues: control and event queue have their
+place in the main loop.
 """
 
 from __future__ import annotations
@@ -16,10 +19,16 @@ import dataclasses
 from collections.abc import Collection, Iterable, Sequence
 
 from vringd.control.errors import OptionError
-from vringd.control.schema import ExportOptions, IOThreadOptions, QueueGroup
+from vringd.control.schema import (
+    ExportOptions,
+    IOThreadOptions,
+    QueueGroup,
+    VhostUserScsiOptions,
+)
 
 # No user can take this name: identifiers start with a letter.
 SHARED_IOTHREAD = "#shared"
+MAX_SCSI_IOTHREADS = 64  # the lanes of a nexus (scsi/state.pxd)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,6 +60,12 @@ def plan_iothreads(
     for export in exports:
         mapping = map_queues(export, defined)
         queues[export.id] = mapping.queues
+        count = len(set(mapping.queues))
+        if isinstance(export, VhostUserScsiOptions) and count > MAX_SCSI_IOTHREADS:
+            raise OptionError(
+                f"{export.origin}: {count} IOThreads for one vhost-user-scsi export; it may have"
+                f" {MAX_SCSI_IOTHREADS} at most"
+            )
         for name in mapping.implied:
             if name != SHARED_IOTHREAD and name in threads:
                 raise OptionError(

@@ -15,6 +15,7 @@ from vringd.control.schema import (
     NullOptions,
     RawOptions,
     VhostUserBlkOptions,
+    VhostUserScsiOptions,
 )
 from vringd.control.values import show
 
@@ -26,7 +27,10 @@ SECTIONS: dict[Kind, dict[str, type[Any]]] = {
         "driver=null-co, driver=null-aio": NullOptions,
         "driver=raw": RawOptions,
     },
-    "export": {"type=vhost-user-blk": VhostUserBlkOptions},
+    "export": {
+        "type=vhost-user-blk": VhostUserBlkOptions,
+        "type=vhost-user-scsi": VhostUserScsiOptions,
+    },
 }
 
 

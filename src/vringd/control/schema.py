@@ -262,8 +262,114 @@ class VhostUserBlkOptions:
     origin: str = _origin()
 
 
+@record
+class ScsiDeviceOptions:
+    """`devices.N` of a vhost-user-scsi export: a disk or a CD-ROM drive."""
+
+    node_name: str | None = option(
+        node_name, default=None, help="the block node to show; a removable device may have none"
+    )
+    target: int | None = option(
+        integer(0, 255), default=None, help="SCSI target; default: the device's place in the list"
+    )
+    lun: int = option(integer(0, 16383), default=0, help="logical unit number in the target")
+    writable: bool = option(switch, default=False, help="the guest may write")
+    writethrough: bool = option(
+        switch, default=False, help="the write cache begins switched off (the guest may change it)"
+    )
+    share_rw: bool = option(
+        switch,
+        default=False,
+        help="other devices may show the node too, also writable: for clustered guests",
+    )
+    cdrom: bool = option(switch, default=False, help="a CD-ROM drive: removable, read-only")
+    removable: bool = option(switch, default=False, help="a disk with a removable medium")
+    vendor: str = option(limited_text(8), default="vringd", help="vendor, at most 8 bytes")
+    product: str = option(
+        limited_text(16), default="", help="product, at most 16 bytes; default: DISK or CD-ROM"
+    )
+    ver: str = option(limited_text(4), default="", help="revision; default: vringd's version")
+    serial: str = option(limited_text(63), default="", help="serial number, at most 63 bytes")
+    device_id: str = option(
+        limited_text(63), default="", help="identification (VPD 83h); default: the serial number"
+    )
+    wwn: int = option(integer(0, UINT64_MAX), default=0, help="NAA identifier (VPD 83h); 0: none")
+    rotation_rate: int = option(
+        integer(0, 0xFFFE), default=0, help="rpm; 1: does not rotate, 0: not told"
+    )
+    logical_block_size: int | None = option(
+        _block_size, default=None, help="default: 512, or more if the disk needs it"
+    )
+    physical_block_size: int | None = option(_block_size, default=None, help="default: the disk's")
+    pr_file: str | None = option(
+        text, default=None, help="file that keeps persistent reservations when vringd ends"
+    )
+
+
+@record
+class VhostUserScsiOptions:
+    """`--export type=vhost-user-scsi`: SCSI disks and CD-ROM drives for one virtual machine."""
+
+    id: str = option(identifier, help="name of the export")
+    addr: UnixAddress | FdAddress = option(
+        Variant("type", {"unix": UnixAddress, "fd": FdAddress}), help="the vhost-user socket"
+    )
+    devices: tuple[ScsiDeviceOptions, ...] = option(
+        ListOf(Nested(ScsiDeviceOptions)), help="the disks and drives"
+    )
+    initiator: str = option(
+        limited_text(200),
+        default="",
+        help="name of the guest as a SCSI initiator, for persistent reservations; default: made"
+        " of the export's id",
+    )
+    num_queues: int = option(
+        integer(1, MAX_QUEUES - 2), default=1, help="command queues the guest may use"
+    )
+    queue_size: int = option(
+        power_of_two(integer(2, MAX_QUEUE_SIZE)),
+        default=MAX_QUEUE_SIZE,
+        help="most entries a guest may give a queue",
+    )
+    seg_max: int | None = option(
+        integer(1, MAX_QUEUE_SIZE - 2),
+        default=None,
+        help="most segments per command; default: 126 or what queue-size allows",
+    )
+    cmd_per_lun: int = option(
+        integer(1, MAX_QUEUE_SIZE),
+        default=128,
+        help="commands that a guest sends to a device at once",
+    )
+    iothread: tuple[str, ...] = option(
+        names, default=(), help="an IOThread, or a list that shares the command queues"
+    )
+    iothread_vq_mapping: tuple[QueueGroup, ...] = option(
+        ListOf(Nested(QueueGroup), least=0),
+        default=(),
+        help="which IOThread serves which command queues",
+    )
+    iothreads: int | str | None = option(
+        thread_count,
+        default=None,
+        help="make this many IOThreads for this export and share the queues, or one per-vq",
+    )
+    fixed_iothread: bool = option(
+        switch, default=False, help="accepted; queues never move by themselves"
+    )
+    packed: bool = option(switch, default=True, help="offer packed rings")
+    event_idx: bool = option(switch, default=True, help="offer VIRTIO_F_EVENT_IDX")
+    in_order: bool = option(switch, default=False, help="offer VIRTIO_F_IN_ORDER")
+    origin: str = _origin()
+
+    @property
+    def initiator_name(self) -> str:
+        """The name of the guest's initiator port."""
+        return self.initiator or f"iqn.2026-12.vringd:{self.id}"
+
+
 BlockdevOptions = NullOptions | FileOptions
-ExportOptions = VhostUserBlkOptions
+ExportOptions = VhostUserBlkOptions | VhostUserScsiOptions
 LOG_LEVELS = ("error", "warning", "info", "debug")
 
 
@@ -281,3 +387,12 @@ class ServeOptions:
             if node.node_name == name:
                 return node
         raise KeyError(name)
+
+    @property
+    def written_nodes(self) -> set[str]:
+        """Names of the nodes that some guest may write to."""
+        names = set()
+        for export in self.exports:
+            shown = export.devices if isinstance(export, VhostUserScsiOptions) else (export,)
+            names |= {one.node_name for one in shown if one.writable and one.node_name is not None}
+        return names

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import EllipsisType
 
 from vringd.block.backend import DEFAULT_WORKERS, WorkerLimits
-from vringd.core.channel import Channel, QueueHandler
+from vringd.core.channel import Channel, Question, QueueHandler
 from vringd.core.iothread import IOThread
 from vringd.core.memory import DirtyLog, GuestMemory
 from vringd.core.virtqueue import Virtqueue
@@ -141,6 +141,10 @@ class ManagedThread:
             queue, memory=memory, log=log, log_addr=log_addr, call_fd=call_fd
         )
         await self._answer(token, f"update queue {queue.index}")
+
+    async def ask(self, question: Question) -> None:
+        """Have the thread answer a question."""
+        await self._answer(self.thread.ask(question), "answer a question")
 
     async def stop(self) -> None:
         """End the thread, which has neither queues nor channels any more."""

@@ -24,6 +24,7 @@ cdef struct ThreadState:        # of one IOThread; only its thread touches it, b
     void **channels             # Channel (borrowed)
     uint32_t channel_count
     uint32_t draining           # queues being detached
+    Message *asked              # questions that have no answer yet
     uint64_t file_slots         # bits of the registered files in use
     uint8_t files_registered    # 1: the table exists; 2: the kernel refused it
     BufferTable buffers         # guest memory registered with the ring
@@ -59,6 +60,10 @@ cdef class Channel:
     cdef void readable(self) noexcept nogil
     cdef void watch_ended(self) noexcept nogil
     cdef uint64_t run_timers(self, uint64_t now) noexcept nogil
+
+
+cdef class Question:
+    cdef bint answered(self) noexcept nogil
 
 
 cdef void finish_remotely(ThreadState *thread, Request *req, int32_t result) noexcept nogil

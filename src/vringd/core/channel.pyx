@@ -1,6 +1,6 @@
-"""Base classes of what an IOThread drives.
+"""Base classes of what an IOThread drives, and of what it can be asked.
 
-Both are called by the one IOThread that owns the queue or the channel, so they take no lock.
+They are called by the one IOThread that owns the queue or the channel, so they take no lock.
 """
 
 from libc.stdint cimport int32_t, uint64_t
@@ -59,6 +59,19 @@ cdef class Channel:
     cdef uint64_t run_timers(self, uint64_t now) noexcept nogil:
         """Finish what is due; when to call again (CLOCK_MONOTONIC ns), 0: no need."""
         return 0
+
+
+cdef class Question:
+    """Something that the control plane wants an IOThread to tell (`IOThread.ask`).
+
+    The thread looks at it when it has popped all that was available in its queues at the time of
+    asking, and the answer arrives after what was completed until then has been published. So
+    this class itself is a useful question: have you seen all that came before?
+    """
+
+    cdef bint answered(self) noexcept nogil:
+        """Called once a turn, in the IOThread, until it returns True."""
+        return True
 
 
 cdef void finish_remotely(ThreadState *thread, Request *req, int32_t result) noexcept nogil:

@@ -4,7 +4,7 @@ from vringd.core.channel cimport Channel, QueueHandler, ThreadState
 from vringd.core.poller cimport Poller
 from vringd.core.sys cimport pthread_t
 from vringd.core.virtqueue cimport Virtqueue
-from vringd.core.vring cimport RingSetup
+from vringd.core.vring cimport Message, RingSetup
 
 
 cdef class IOThread:
@@ -22,3 +22,4 @@ cdef class IOThread:
     cdef object next_token
     cdef object send(self, int kind, Virtqueue queue, QueueHandler handler, Channel channel,
                      RingSetup *setup, object keep)
+    cdef object post(self, Message *message, tuple keep)

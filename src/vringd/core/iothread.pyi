@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 from types import EllipsisType
 
-from vringd.core.channel import Channel, QueueHandler
+from vringd.core.channel import Channel, Question, QueueHandler
 from vringd.core.memory import DirtyLog, GuestMemory
 from vringd.core.virtqueue import Virtqueue
 
@@ -48,6 +48,7 @@ class IOThread:
         call_fd: int | None = None,
         enabled: bool | None = None,
     ) -> int: ...
+    def ask(self, question: Question) -> int: ...
     def set_polling(self, max_ns: int) -> None: ...
     def events(self) -> list[tuple[str, int, int, Virtqueue | None]]: ...
     def counters(self) -> dict[str, int | str]: ...

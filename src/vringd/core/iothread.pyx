@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, realloc
 
 from vringd.core.buffers cimport drop_buffers, use_buffers
-from vringd.core.channel cimport Channel, QueueHandler, ThreadState
+from vringd.core.channel cimport Channel, Question, QueueHandler, ThreadState
 from vringd.core.coalescing cimport may_wait, note_popped
 from vringd.core.memory cimport MemoryMap
 from vringd.core.poller cimport (
@@ -39,6 +39,10 @@ cdef enum:
     POP_BUDGET = 256            # requests of one queue in one turn, so that no queue starves others
     EVENT_ROOM = 128
     POLL_MODE_SLEEP_NS = 50000  # longest sleep while some queue has no kick eventfd
+    # Turns before a question is looked at. In each of them a queue has been seen empty or has
+    # given POP_BUDGET requests; it cannot hold more than these turns take (virtio 1.3, 2.7.4: a
+    # chain has a descriptor at least).
+    ASK_TURNS = 4               # vring.MAX_QUEUE_SIZE / POP_BUDGET
 
 
 cdef enum MessageKind:
@@ -48,6 +52,7 @@ cdef enum MessageKind:
     UPDATE
     ADD_CHANNEL
     REMOVE_CHANNEL
+    ASK
     STOP
     BROKEN                      # unasked: a ring broke
     FAILED                      # unasked: the thread ended by itself
@@ -220,10 +225,33 @@ cdef void handle_messages(ThreadState *t) noexcept nogil:
                 answer(t, message, 0)
             else:
                 vr_push_ptr(&t.inbox, message, &message.next)   # again in the next turn
+        elif message.kind == ASK:
+            message.value = 0
+            message.next = t.asked
+            t.asked = message
         elif message.kind == STOP:
             t.stopping = 1
             answer(t, message, 0)
         message = following
+
+
+cdef bint answer_questions(ThreadState *t) noexcept nogil:
+    """Look at the questions, when a turn's completions are published; whether another turn has to
+    follow at once."""
+    cdef Message **link = &t.asked
+    cdef Message *message
+    cdef bint hurry = False
+    while link[0] != NULL:
+        message = link[0]
+        if message.value < ASK_TURNS:
+            message.value += 1
+            hurry = True
+        elif (<Question> message.question).answered():
+            link[0] = <Message *> message.next
+            answer(t, message, 0)
+            continue
+        link = <Message **> &message.next
+    return hurry
 
 
 # ---- a turn -------------------------------------------------------------------------------------
@@ -382,6 +410,8 @@ cdef void run(ThreadState *t) noexcept nogil:
         end_turn(t, spin_ns == 0 or t.draining != 0)
         if t.draining and not finish_detaches(t):
             worked = 1
+        if t.asked != NULL and answer_questions(t):
+            worked = 1
         if worked or count:
             if idle_since and spin_ns:
                 vr_count_u64(&t.spins_won, 1)
@@ -456,8 +486,8 @@ cdef void *thread_main(void *argument) noexcept nogil:
 
 _KIND_NAMES = {
     READY: "ready", ATTACH: "attach", DETACH: "detach", UPDATE: "update",
-    ADD_CHANNEL: "add-channel", REMOVE_CHANNEL: "remove-channel", STOP: "stop", BROKEN: "broken",
-    FAILED: "failed",
+    ADD_CHANNEL: "add-channel", REMOVE_CHANNEL: "remove-channel", ASK: "ask", STOP: "stop",
+    BROKEN: "broken", FAILED: "failed",
 }
 
 
@@ -569,19 +599,24 @@ cdef class IOThread:
     cdef object send(self, int kind, Virtqueue queue, QueueHandler handler, Channel channel,
                      RingSetup *setup, object keep):
         cdef Message *message = <Message *> calloc(1, sizeof(Message))
-        cdef uint64_t one = 1
         if message == NULL:
             raise MemoryError
-        token = self.next_token
-        self.next_token += 1
-        message.token, message.kind = token, kind
+        message.kind = kind
         message.queue = NULL if queue is None else queue.ring
         message.handler = NULL if handler is None else <void *> handler
         message.channel = NULL if channel is None else <void *> channel
         if setup != NULL:
             message.setup = setup[0]
-        # References that must outlive the thread's use of the pointers.
-        self.pending[token] = (queue, handler, channel, keep)
+        return self.post(message, (queue, handler, channel, keep))
+
+    cdef object post(self, Message *message, tuple keep):
+        """Hand a message to the thread; keep: references that must outlive its use of pointers,
+        the queue first."""
+        cdef uint64_t one = 1
+        token = self.next_token
+        self.next_token += 1
+        message.token = token
+        self.pending[token] = keep
         vr_push_ptr(&self.state.inbox, message, &message.next)
         write(self.state.wake_fd, &one, 8)
         return token
@@ -622,6 +657,14 @@ cdef class IOThread:
             raise ValueError(f"queue {queue.index} is not attached to {self.name}")
         keep = queue.prepare(memory, log, log_addr, call_fd, enabled)
         return self.send(UPDATE, queue, None, None, &queue.current, keep)
+
+    def ask(self, Question question not None):
+        """Have the thread answer a question; a token."""
+        cdef Message *message = <Message *> calloc(1, sizeof(Message))
+        if message == NULL:
+            raise MemoryError
+        message.kind, message.question = ASK, <void *> question
+        return self.post(message, (None, None, None, question))
 
     def set_polling(self, uint64_t max_ns):
         """Change poll-max-ns of a running thread."""

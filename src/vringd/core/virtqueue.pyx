@@ -18,9 +18,11 @@ from vringd.core.sys cimport (
     vr_load_relaxed_u16, vr_load_relaxed_u8, vr_now_ns, vring_desc, vring_packed_desc,
     vring_packed_desc_event, vring_used_elem, write)
 from vringd.core.vring cimport (
-    INLINE_IOVECS, MAX_QUEUE_SIZE as MAX_SIZE, RingSetup, broken_text, install_setup, interrupt)
+    INLINE_IOVECS, MAX_QUEUE_SIZE as MAX_SIZE, RingSetup, broken_text, install_setup)
 
 import os
+
+from vringd.core.watchdog import signal_eventfd
 
 MAX_QUEUE_SIZE = MAX_SIZE
 
@@ -69,11 +71,19 @@ cdef class Chain:
         """The head descriptor (split) or the buffer id (packed)."""
         return self.request.head
 
-    def readable(self):
-        """The device-readable bytes, joined."""
-        return b"".join(
-            (<uint8_t *> self.request.segments[i].iov_base)[:self.request.segments[i].iov_len]
-            for i in range(self.request.out_iovs))
+    def readable(self, most=None):
+        """The device-readable bytes, joined; most: no more than that many of them."""
+        cdef uint32_t i
+        cdef uint64_t left = <uint64_t> -1 if most is None else most
+        cdef size_t here
+        parts = []
+        for i in range(self.request.out_iovs):
+            here = <size_t> min(left, <uint64_t> self.request.segments[i].iov_len)
+            parts.append((<uint8_t *> self.request.segments[i].iov_base)[:here])
+            left -= here
+            if left == 0:
+                break
+        return b"".join(parts)
 
     def writable_size(self):
         """Bytes of room in the device-writable segments."""
@@ -437,6 +447,11 @@ cdef class Virtqueue:
         return self.ring.in_flight
 
     @property
+    def kick_fd(self):
+        """The kick eventfd, -1 if there is none: to wait for, never to be read."""
+        return self.kick.fd
+
+    @property
     def packed(self):
         return bool(self.ring.packed)
 
@@ -448,6 +463,11 @@ cdef class Virtqueue:
 
     # ---- the ring's verbs, for devices in Python and for tests --------------------------------
     # Not while an IOThread has the queue.
+
+    def update(self, *, memory=None, log=..., log_addr=..., call_fd=None):
+        """Replace parts of the set-up, as `IOThread.update` does for a queue that it has."""
+        self.prepare(memory, log, log_addr, call_fd, None)
+        install_setup(self.ring, &self.current)
 
     def pop(self):
         """The next available Chain, or None."""
@@ -481,8 +501,9 @@ cdef class Virtqueue:
         return vring_should_notify(self.ring)
 
     def notify(self):
-        """Interrupt the driver."""
-        interrupt(self.ring)
+        """Interrupt the driver; as `signal_eventfd`, with what it raises."""
+        if self.call.fd >= 0:
+            signal_eventfd(self.call.fd)
 
     def enable_notification(self):
         """Ask the driver to kick; whether something is available already."""

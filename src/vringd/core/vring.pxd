@@ -95,6 +95,7 @@ cdef struct Message:            # between the control plane and an IOThread, eit
     void *queue                 # Vring
     void *handler               # QueueHandler
     void *channel               # Channel
+    void *question              # Question
     RingSetup setup
     int64_t value
     int32_t kind

@@ -16,10 +16,11 @@ from vringd.core.channel cimport Channel
 from vringd.core.memory cimport mark_dirty_host
 from vringd.core.stats cimport KIND_DISCARD, KIND_FLUSH, KIND_OTHER, KIND_READ, KIND_WRITE
 from vringd.core.sys cimport (
-    ENOTSUP, EOPNOTSUPP, iovec, vr_count_u64, vr_likely, vr_load_relaxed_u32, vr_load_relaxed_u64,
+    ENOTSUP, EOPNOTSUPP, iovec, vr_count_u64, vr_load_relaxed_u32, vr_load_relaxed_u64,
     vr_store_relaxed_u32, vr_store_relaxed_u64, vr_unlikely)
 from vringd.core.virtqueue cimport vring_push
 from vringd.core.vring cimport BROKEN_REQUEST, account, break_ring
+from vringd.devices.segments cimport take_front, total
 
 from vringd.devices import blk_config
 
@@ -51,43 +52,6 @@ cdef struct RangeList:          # Request.device_data of an operation on several
     uint32_t count
     uint32_t next
     virtio_blk_discard_write_zeroes ranges[MAX_RANGES]
-
-
-# ---- taking a request apart ---------------------------------------------------------------------
-
-cdef inline bint take_front(Request *req, uint32_t *first, void *target,
-                            uint32_t size) noexcept nogil:
-    """Move size bytes from the front of the readable segments to target."""
-    cdef iovec *iov
-    cdef uint32_t here
-    cdef uint8_t *at = <uint8_t *> target
-    if vr_likely(size == 16 and first[0] < req.out_iovs
-                 and req.segments[first[0]].iov_len == 16):
-        memcpy(target, req.segments[first[0]].iov_base, 16)     # a constant size: no call
-        first[0] += 1
-        return True
-    while size:
-        if first[0] == req.out_iovs:
-            return False
-        iov = &req.segments[first[0]]
-        here = <uint32_t> min(<uint64_t> size, <uint64_t> iov.iov_len)
-        memcpy(at, iov.iov_base, here)
-        at += here
-        size -= here
-        iov.iov_base = <uint8_t *> iov.iov_base + here
-        iov.iov_len -= here
-        if iov.iov_len == 0:
-            first[0] += 1
-    return True
-
-
-cdef inline uint64_t total(const iovec *iov, uint32_t count) noexcept nogil:
-    """Bytes of all segments: at most 1026 of less than 4 GiB, so it cannot overflow."""
-    cdef uint64_t size = 0
-    cdef uint32_t i
-    for i in range(count):
-        size += iov[i].iov_len
-    return size
 
 
 cdef class BlkDevice(QueueHandler):

@@ -6,6 +6,7 @@ import struct
 from dataclasses import dataclass
 
 from vringd.block.backend import BlockLimits
+from vringd.devices.ring_features import F_IN_ORDER, F_RING_PACKED, RING_FEATURES
 
 SECTOR = 512
 
@@ -22,19 +23,6 @@ F_MQ = 12
 F_DISCARD = 13
 F_WRITE_ZEROES = 14
 F_SECURE_ERASE = 16
-
-# Transport and ring features (virtio 1.3, 6).
-F_NOTIFY_ON_EMPTY = 24
-F_INDIRECT_DESC = 28
-F_EVENT_IDX = 29
-F_VERSION_1 = 32
-F_RING_PACKED = 34
-F_IN_ORDER = 35
-F_RING_RESET = 40
-
-RING_FEATURES = (
-    (1 << F_INDIRECT_DESC) | (1 << F_EVENT_IDX) | (1 << F_VERSION_1) | (1 << F_RING_RESET)
-)
 
 SIZE_MAX = 0x7FFFF000  # bytes of one segment: what one read(2) transfers at most
 MAX_RANGE_SECTORS = 1 << 22  # of one discard or write-zeroes segment: 2 GiB

@@ -132,6 +132,8 @@ cdef struct NexusState:
     # An I_T_L nexus: one initiator's access to one logical unit. On cache lines of its own.
     uint32_t gate               # word: Gate bits; attentions are set and cleared atomically
     uint32_t generation         # word: tasks that began in an earlier one are aborted
+    uint32_t ended              # the generation that the control plane's last abort ended
+    uint32_t reset_generation   # word: the last generation that a reset ended; none: its own + 1
     uint32_t prevents           # this nexus prevents the removal of the medium
     ScsiTask *aborter           # PREEMPT AND ABORT that waits for tasks of this nexus
     uint32_t awaited            # which of Lane.running counts them
@@ -141,7 +143,7 @@ cdef struct NexusState:
     uint16_t port               # relative target port identifier
     uint8_t protocol            # of the TransportID
     char name[NAME_ROOM]        # of the initiator port: iqn..., unique among initiators
-    void *owner_data            # the owner's
+    void *object                # the ScsiNexus
 
 
 cdef struct Lane:

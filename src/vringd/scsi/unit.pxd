@@ -21,8 +21,3 @@ cdef class ScsiNexus:
     cdef bint opened
     cdef uint64_t count_running(self)
     cdef object unlink(self)
-
-
-cdef void reset_unit(UnitState *unit, int attention) noexcept nogil
-cdef void lose_nexus(NexusState *nexus) noexcept nogil
-cdef void abort_nexus(NexusState *nexus) noexcept nogil

@@ -10,7 +10,7 @@ from vringd.core.sys cimport (
     pthread_mutex_unlock, vr_load_acquire_u32, vr_load_relaxed_u32, vr_load_relaxed_u64,
     vr_store_release_ptr, vr_store_release_u32, vr_store_release_u64)
 from vringd.scsi.attention cimport (
-    ATTENTION_CAPACITY, ATTENTION_EJECT, ATTENTION_MEDIUM, ATTENTION_NEXUS_LOSS,
+    ATTENTION_CAPACITY, ATTENTION_CLEARED, ATTENTION_EJECT, ATTENTION_MEDIUM, ATTENTION_NEXUS_LOSS,
     ATTENTION_POWER_ON, ATTENTION_RESET, raise_attention, raise_attentions)
 from vringd.scsi.locks cimport begin_abort, pass_fence_everywhere, register_fences
 from vringd.scsi.opcodes cimport operations_of
@@ -39,11 +39,23 @@ _MEDIA = {MEDIUM_READY: "ready", MEDIUM_ABSENT: "absent", MEDIUM_EJECTED: "eject
 
 # ---- resets and aborts, in any thread -----------------------------------------------------------
 
-cdef void abort_nexus(NexusState *nexus) noexcept nogil:
-    """Abort all tasks of the nexus. They have ended when Lane.running of the former generation's
-    parity is 0 in all its lanes."""
-    pthread_mutex_lock(&nexus.unit.lock)
+cdef inline void end_generation(NexusState *nexus) noexcept nogil:
+    """Under the lock."""
+    nexus.ended = nexus.generation
     begin_abort(nexus)
+
+
+cdef inline void begin_reset(NexusState *nexus) noexcept nogil:
+    """Under the lock."""
+    vr_store_release_u32(&nexus.reset_generation, nexus.generation)
+    end_generation(nexus)
+
+
+cdef void abort_nexus(NexusState *nexus) noexcept nogil:
+    """Abort all tasks of the nexus. They have ended when Lane.running of NexusState.ended's parity
+    is 0 in all its lanes."""
+    pthread_mutex_lock(&nexus.unit.lock)
+    end_generation(nexus)
     pthread_mutex_unlock(&nexus.unit.lock)
     # After this no task counts itself with the former generation and goes on.
     pass_fence_everywhere()
@@ -54,7 +66,7 @@ cdef void lose_nexus(NexusState *nexus) noexcept nogil:
     Registrations stay."""
     cdef UnitState *unit = nexus.unit
     pthread_mutex_lock(&unit.lock)
-    begin_abort(nexus)
+    begin_reset(nexus)
     raise_attention(nexus, ATTENTION_NEXUS_LOSS)
     allow_removal(nexus)
     if unit.reserved_by == nexus:
@@ -70,7 +82,7 @@ cdef void reset_unit(UnitState *unit, int attention) noexcept nogil:
     pthread_mutex_lock(&unit.lock)
     nexus = unit.nexuses
     while nexus != NULL:
-        begin_abort(nexus)
+        begin_reset(nexus)
         allow_removal(nexus)
         nexus = nexus.next
     drop_reserve(unit)
@@ -81,6 +93,30 @@ cdef void reset_unit(UnitState *unit, int attention) noexcept nogil:
     raise_attentions(unit, <uint32_t> attention, NULL)
     pthread_mutex_unlock(&unit.lock)
     pass_fence_everywhere()
+
+
+cdef void clear_task_set(UnitState *unit, NexusState *by) noexcept nogil:
+    """CLEAR TASK SET (SAM-6 7.5): the tasks of all initiators are aborted, the others are told."""
+    cdef NexusState *nexus
+    pthread_mutex_lock(&unit.lock)
+    nexus = unit.nexuses
+    while nexus != NULL:
+        end_generation(nexus)
+        nexus = nexus.next
+    raise_attentions(unit, ATTENTION_CLEARED, by)
+    pthread_mutex_unlock(&unit.lock)
+    pass_fence_everywhere()
+
+
+cdef list ended_generations(UnitState *unit):
+    """A list of (ScsiNexus, NexusState.ended). Only the control plane adds and removes nexuses,
+    so no lock is needed."""
+    cdef NexusState *nexus = unit.nexuses
+    found = []
+    while nexus != NULL:
+        found.append((<ScsiNexus> nexus.object, nexus.ended))
+        nexus = nexus.next
+    return found
 
 
 # ---- checks -------------------------------------------------------------------------------------
@@ -268,9 +304,18 @@ cdef class ScsiUnit:
         pthread_mutex_unlock(&self.state.lock)
 
     def reset(self, *, bint power_on=False):
-        """A logical unit reset; power_on: it looks like a new one to initiators."""
+        """A logical unit reset; power_on: it looks like a new one to initiators. A list of
+        (nexus, generation): tasks are being aborted, and `nexus.aborting(generation)` tells when
+        they have ended."""
         with nogil:
             reset_unit(self.state, ATTENTION_POWER_ON if power_on else ATTENTION_RESET)
+        return ended_generations(self.state)
+
+    def clear_tasks(self, ScsiNexus by not None):
+        """Abort the tasks of all initiators, on behalf of one of them; as `reset`."""
+        with nogil:
+            clear_task_set(self.state, by.state)
+        return ended_generations(self.state)
 
     def open_nexus(self, initiator, *, port=1):
         """A `ScsiNexus` for an initiator port (its name, without blanks) through the target port
@@ -313,6 +358,8 @@ cdef class ScsiNexus:
         state.port = port
         memcpy(state.name, <char *> name, len(name))
         state.gate = ATTENTION_POWER_ON
+        state.reset_generation = state.generation - 1
+        state.object = <void *> self
         pthread_mutex_lock(&unit.state.lock)
         state.next = unit.state.nexuses
         unit.state.nexuses = state
@@ -412,26 +459,28 @@ cdef class ScsiNexus:
         """How many tasks are in execution."""
         return self.count_running()
 
-    def aborting(self):
-        """How many tasks are in execution that the last abort concerned. A second abort before
-        this is 0 makes it count too much."""
+    def aborting(self, uint32_t generation):
+        """How many tasks are in execution that an abort concerned; generation: what it returned.
+        After a second abort this counts newer tasks as well."""
         cdef uint64_t count = 0
-        cdef uint32_t old = (vr_load_relaxed_u32(&self.state.generation) - 1) & 1
         cdef int i
         for i in range(MAX_LANES):
             if self.state.lanes[i] != NULL:
-                count += vr_load_acquire_u32(&self.state.lanes[i].running[old])
+                count += vr_load_acquire_u32(&self.state.lanes[i].running[generation & 1])
         return count
 
     def abort(self):
-        """Abort all tasks (ABORT TASK SET); `aborting` tells when that is done."""
+        """Abort all tasks (ABORT TASK SET); the argument for `aborting`, which tells when that is
+        done."""
         with nogil:
             abort_nexus(self.state)
+        return self.state.ended
 
     def lose(self):
-        """The I_T nexus is lost or reset; `aborting` as for abort."""
+        """The I_T nexus is lost or reset; as abort."""
         with nogil:
             lose_nexus(self.state)
+        return self.state.ended
 
     def raise_attention(self, uint32_t attention):
         """Have the initiator told of a condition (attention.pxd)."""

@@ -1,24 +1,18 @@
-"""The virtio-blk driver of a fake guest: requests over a `DriverQueue` (virtio 1.3, section 5.2).
-
-Every piece of a request lies in an allocation of its own, filled with a pattern beforehand, so
-that a device which takes neighbouring descriptors for one buffer, forgets the status byte or
-writes into what it should only read is found out.
-"""
+"""The virtio-blk driver of a fake guest: requests over a `DriverQueue` (virtio 1.3, 5.2)."""
 
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from vringd.testing.chains import POISON, ChainDriver, Split
 from vringd.testing.driver import DriverError, DriverQueue
 
 SECTOR = 512
 ID_BYTES = 20
 UNMAP = 1  # flag of a write-zeroes range (5.2.6.2)
-_POISON = 0xA5
 _HEADER = struct.Struct("<IIQ")
 _RANGE = struct.Struct("<QII")
 
@@ -54,33 +48,6 @@ class BlkError(Exception):
 
 
 @dataclass(frozen=True)
-class Split:
-    """How a request is cut into descriptors (VIRTIO_F_ANY_LAYOUT; 2.7.4).
-
-    `out` are the sizes in bytes of the device-readable descriptors, which hold the 16-byte header
-    and then the data; `in_` those of the device-writable ones, which hold the data and then the
-    status byte. What the sizes leave over goes into one more descriptor, sizes beyond the end
-    are ignored. None is the classic cut: header, data and status in descriptors of their own.
-    """
-
-    out: Sequence[int] | None = None
-    in_: Sequence[int] | None = None
-
-
-def cut(total: int, sizes: Sequence[int]) -> list[int]:
-    """Cut `total` bytes into pieces of `sizes`, the rest being the last piece."""
-    pieces = []
-    for size in sizes:
-        if total == 0:
-            break
-        pieces.append(min(size, total))
-        total -= pieces[-1]
-    if total:
-        pieces.append(total)
-    return pieces
-
-
-@dataclass(frozen=True)
 class BlkResult:
     """A finished request. `written` is the used length, `data` what was read on success."""
 
@@ -97,25 +64,17 @@ class BlkResult:
         return self
 
 
-@dataclass(frozen=True)
-class _Pending:
-    kind: int
-    out: list[tuple[int, int]]
-    in_: list[tuple[int, int]]
-    sent: bytes
-
-
 class BlkDriver:
     """virtio-blk requests, synchronous or `submit_*` and `complete`, for one thread at a time.
 
     `timeout` is in seconds and applies to each synchronous request. `indirect` puts every request
-    into an indirect table. With `strict` a used length that does not cover the data and the status
-    byte of a successful request is an error: the standard forbids a driver to believe what lies
-    beyond (2.7.8.2).
+    into an indirect table. `split` cuts requests, which by default are a header of 16 bytes and
+    data, then data and the status byte, each in descriptors of their own. With `strict` a used
+    length that does not cover the data and the status byte of a successful request is an error:
+    the standard forbids a driver to believe what lies beyond (2.7.8.2).
 
-    Methods raise BlkError for a status other than OK (not `complete`), TimeoutError, DriverError
-    for what the device must not do, BufferError when the ring is full, MemoryError when guest
-    memory is.
+    Methods raise BlkError for a status other than OK (not `complete`), and what `ChainDriver`
+    raises.
     """
 
     def __init__(
@@ -129,12 +88,11 @@ class BlkDriver:
     ) -> None:
         self.queue = queue
         self.ram = queue.ram
-        self.timeout = timeout
         self.split = split or Split()
         self.indirect = indirect
         self.strict = strict
-        self._pending: dict[int, _Pending] = {}
-        self._finished: dict[int, BlkResult] = {}
+        self._chains = ChainDriver(queue, timeout=timeout)
+        self._kinds: dict[int, int] = {}
 
     # Synchronous requests
 
@@ -195,94 +153,45 @@ class BlkDriver:
         does.
         """
         split = split or self.split
-        sent = _HEADER.pack(kind, ioprio, sector) + data
-        out_cut = cut(len(sent), (_HEADER.size,) if split.out is None else split.out)
         classic_in = (read_size,) if read_size else ()
-        in_cut = cut(read_size + 1, classic_in if split.in_ is None else split.in_)
-        out: list[tuple[int, int]] = []
-        in_: list[tuple[int, int]] = []
-        try:
-            at = 0
-            for size in out_cut:
-                out.append((self.ram.alloc(size), size))
-                self.ram.write(out[-1][0], sent[at : at + size])
-                at += size
-            for size in in_cut:
-                in_.append((self.ram.alloc(size), size))
-                self.ram.fill(*in_[-1], _POISON)
-            use_table = self.indirect if indirect is None else indirect
-            token = self.queue.add(out, in_, indirect=use_table)
-        except BaseException:
-            self._free(out + in_)
-            raise
-        self._pending[token] = _Pending(kind, out, in_, sent)
-        if kick:
-            self.queue.publish()
-            self.queue.kick()
+        token = self._chains.send(
+            _HEADER.pack(kind, ioprio, sector) + data,
+            (_HEADER.size,) if split.out is None else split.out,
+            read_size + 1,
+            classic_in if split.in_ is None else split.in_,
+            indirect=self.indirect if indirect is None else indirect,
+            kick=kick,
+        )
+        self._kinds[token] = kind
         return token
 
     @property
     def in_flight(self) -> int:
         """Requests submitted and not yet seen to be finished."""
-        return len(self._pending)
+        return self._chains.in_flight
 
     def complete(self, token: int | None = None, timeout: float | None = None) -> BlkResult:
-        """Wait for request `token`, or for whichever finishes first; `timeout` is in seconds.
-
-        Raises KeyError for a token that is not in flight (LookupError: None, and nothing is),
-        TimeoutError, DriverError.
-        """
-        if token is None and not (self._pending or self._finished):
-            raise LookupError("no request is in flight")
-        if token is not None and token not in self._pending and token not in self._finished:
-            raise KeyError(f"no request with token {token} is in flight")
-        timeout = self.timeout if timeout is None else timeout
-        deadline = time.monotonic() + timeout
-        while True:
-            self.poll()
-            if token is None and self._finished:
-                return self._finished.pop(next(iter(self._finished)))
-            if token is not None and token in self._finished:
-                return self._finished.pop(token)
-            if not self.queue.wait(max(0.0, deadline - time.monotonic())):
-                raise TimeoutError(
-                    f"no answer within {timeout} s; in flight: {sorted(self._pending)}"
-                )
-
-    def poll(self) -> int:
-        """Take back what is finished, without waiting; returns how many requests."""
-        count = 0
-        while (used := self.queue.pop_used()) is not None:
-            result = self._finish(*used)
-            self._finished[result.token] = result
-            count += 1
-        return count
-
-    # Internal
-
-    def _wait_for(self, token: int) -> BlkResult:
-        return self.complete(token).check()
-
-    def _finish(self, token: int, written: int) -> BlkResult:
-        request = self._pending.pop(token)
-        received = b"".join(self.ram.read(*segment) for segment in request.in_)
-        sent = b"".join(self.ram.read(*segment) for segment in request.out)
-        self._free(request.out + request.in_)
+        """Wait for request `token`, or for whichever finishes first; `timeout` is in seconds. As
+        `ChainDriver.receive`."""
+        returned = self._chains.receive(token, timeout)
+        token, received, written = returned.token, returned.received, returned.written
+        kind = self._kinds.pop(token)
         status = received[-1]
-        if sent != request.sent:
-            raise DriverError(f"request {token}: the device wrote into device-readable memory")
-        if status == _POISON:
+        if status == POISON:
             raise DriverError(f"request {token}: the device did not write the status byte")
         if self.strict and status == BlkStatus.OK and written != len(received):
             raise DriverError(
                 f"request {token}: used length {written}, but {len(received)} bytes were due"
             )
         data = received[:-1] if status == BlkStatus.OK else b""
-        return BlkResult(token, request.kind, status, data, written)
+        return BlkResult(token, kind, status, data, written)
 
-    def _free(self, segments: list[tuple[int, int]]) -> None:
-        for addr, _ in segments:
-            self.ram.free(addr)
+    def poll(self) -> int:
+        """Take back what is finished, without waiting; returns how many requests."""
+        return self._chains.poll()
+
+    def _wait_for(self, token: int) -> BlkResult:
+        return self.complete(token).check()
 
 
 def pack_ranges(ranges: Sequence[tuple[int, int]], *, flags: int = 0) -> bytes:

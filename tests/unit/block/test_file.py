@@ -20,7 +20,8 @@ from vringd.block.locking import InUseError
 from vringd.core.poller import io_uring_available
 from vringd.devices.blk import BlkDevice
 from vringd.devices.blk_config import BlkSettings
-from vringd.testing.blk import BlkDriver, BlkStatus, BlkType, Split, pack_ranges
+from vringd.testing.blk import BlkDriver, BlkStatus, BlkType, pack_ranges
+from vringd.testing.chains import Split
 from vringd.testing.driver import DriverQueue
 from vringd.testing.memory import GuestRam
 

@@ -154,10 +154,13 @@ CASES = [
         "--export id=e0: node 'n0' is part of node 's'; export that with node-name=s",
     ),
     # Exports
-    (f"{N} --export id=e0", "--export id=e0: type is missing; vringd has vhost-user-blk"),
+    (
+        f"{N} --export id=e0",
+        "--export id=e0: type is missing; vringd has vhost-user-blk and vhost-user-scsi",
+    ),
     (
         f"{N} --export nbd,id=e0",
-        "--export id=e0: unknown export type 'nbd': vringd has vhost-user-blk",
+        "--export id=e0: unknown export type 'nbd': vringd has vhost-user-blk and vhost-user-scsi",
     ),
     (
         f"{N} --export vhost-user-blk,node-name=n0,addr.type=unix,addr.path=/s",

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from vringd.control.blk_export import BlkExport
 from vringd.control.daemon import Daemon
 from vringd.control.errors import OptionError
-from vringd.control.export import BlkExport
 from vringd.control.schema import IOThreadOptions, ServeOptions
 from vringd.control.threads import IOThreadError, ManagedThread
 from vringd.testing.driver import DriverQueue

@@ -18,7 +18,8 @@ from vringd.block.null import NullBackend
 from vringd.devices import blk_config
 from vringd.devices.blk import BlkDevice
 from vringd.devices.blk_config import BlkSettings
-from vringd.testing.blk import UNMAP, BlkDriver, BlkResult, BlkStatus, BlkType, Split, pack_ranges
+from vringd.testing.blk import UNMAP, BlkDriver, BlkResult, BlkStatus, BlkType, pack_ranges
+from vringd.testing.chains import Split
 from vringd.testing.driver import DriverQueue
 from vringd.testing.memory import GuestRam
 

@@ -62,27 +62,30 @@ def test_an_aborted_loop_takes_no_further_step(make_rig: MakeRig) -> None:
     rig.write(0, OLD)
 
 
-@pytest.mark.parametrize("how", ["abort", "lose", "reset"])
+@pytest.mark.parametrize("how", ["abort", "lose", "reset", "clear"])
 def test_aborting_all_tasks_of_a_nexus(rig: Rig, how: str) -> None:
     b = rig.initiator("b")
     rig.disk.hold(OP_READ)
     mine = [rig.a.start(cdb.transfer(READ_10, i, 1), data_in=512) for i in range(3)]
     theirs = b.start(cdb.transfer(READ_10, 0, 1), data_in=512)
+    nexus = rig.a.nexus
     if how == "reset":
-        rig.unit.reset()
+        ended = dict(rig.unit.reset())[nexus]
+    elif how == "clear":
+        ended = dict(rig.unit.clear_tasks(nexus))[nexus]
     else:
-        getattr(rig.a.nexus, how)()
-    assert rig.a.nexus.aborting() == 3
+        ended = getattr(nexus, how)()
+    assert nexus.aborting(ended) == 3
     drain(rig.a)
     later = rig.a.start(cdb.transfer(READ_10, 0, 1), data_in=512)
-    assert rig.a.nexus.aborting() == 3
-    assert rig.a.nexus.running() == 4
+    assert nexus.aborting(ended) == 3
+    assert nexus.running() == 4
     rig.a.release()
     b.release()
-    assert rig.a.nexus.aborting() == 0
+    assert nexus.aborting(ended) == 0
     assert [command.result.aborted for command in mine] == [True] * 3
     assert not later.result.aborted
-    assert theirs.result.aborted == (how == "reset")
+    assert theirs.result.aborted == (how in ("reset", "clear"))
     rig.disk.hold(-1)
 
 

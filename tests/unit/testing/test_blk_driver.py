@@ -15,10 +15,9 @@ from vringd.testing.blk import (
     BlkError,
     BlkStatus,
     BlkType,
-    Split,
-    cut,
     pack_ranges,
 )
+from vringd.testing.chains import Split, cut
 from vringd.testing.driver import DriverError, DriverQueue
 from vringd.testing.memory import GuestRam, GuestRamError
 

@@ -1,0 +1,100 @@
+"""Logical units by block node: one each, however many exports show it."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+
+from vringd.block.backend import BlockBackend
+from vringd.block.null import NullBackend
+from vringd.control.errors import OptionError, ResourceError, describe
+from vringd.control.schema import ScsiDeviceOptions
+from vringd.scsi.settings import UnitSettings
+from vringd.scsi.unit import ScsiUnit
+
+_CDROM_BLOCK = 2048
+
+
+@dataclasses.dataclass
+class SharedUnit:
+    """A logical unit, its disk, and whose turn it is to manage its tasks."""
+
+    unit: ScsiUnit
+    backend: BlockBackend
+    has_medium: bool = True
+    turn: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+
+    def refresh_size(self) -> None:
+        """Look at the disk's size again. Raises OSError."""
+        if self.has_medium:
+            self.unit.set_capacity(self.backend.refresh_size())
+
+
+class ScsiUnits:
+    """Makes units when they are first asked for, and closes all of them at the end."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[str, SharedUnit] = {}
+        self._all: list[SharedUnit] = []
+
+    def open(self, options: ScsiDeviceOptions, backend: BlockBackend | None) -> SharedUnit:
+        """The unit for a device of an export; backend: its node, None for an empty drive. Raises
+        OptionError where options and disk disagree, ResourceError for pr-file."""
+        shared = None if options.node_name is None else self._by_node.get(options.node_name)
+        if shared is None:
+            shared = _make_unit(options, backend)
+            self._all.append(shared)
+            if options.node_name is not None:
+                self._by_node[options.node_name] = shared
+        return shared
+
+    def close(self) -> None:
+        """Close all units; no export uses them any more."""
+        for shared in self._all:
+            shared.unit.close()
+        self._by_node.clear()
+        self._all.clear()
+
+
+def unit_settings(options: ScsiDeviceOptions, writable: bool) -> UnitSettings:
+    """What the options say of the unit itself."""
+    return UnitSettings(
+        type="cdrom" if options.cdrom else "disk",
+        vendor=options.vendor,
+        product=options.product,
+        revision=options.ver,
+        serial=options.serial,
+        device_id=options.device_id,
+        wwn=options.wwn,
+        rotation_rate=options.rotation_rate,
+        removable=options.removable or options.cdrom,
+        writable=writable,
+        writethrough=options.writethrough,
+        pr_file=options.pr_file,
+    )
+
+
+def _make_unit(options: ScsiDeviceOptions, backend: BlockBackend | None) -> SharedUnit:
+    empty = backend is None
+    if backend is None:
+        backend = NullBackend("#empty", size=0, read_only=True)
+    limits = backend.limits
+    block = options.logical_block_size or limits.block_size
+    if block < limits.block_size:
+        raise OptionError(
+            f"logical-block-size={block} is less than the {limits.block_size} bytes that node"
+            f" {backend.node_name!r} can address; use logical-block-size={limits.block_size}, or"
+            " cache.direct=off for the node"
+        )
+    physical = max(block, options.physical_block_size or limits.physical_block_size)
+    if options.cdrom and limits.block_size <= _CDROM_BLOCK:
+        block, physical = limits.block_size, limits.physical_block_size
+    limits = dataclasses.replace(limits, block_size=block, physical_block_size=physical)
+    writable = options.writable and not backend.read_only
+    try:
+        unit = ScsiUnit(unit_settings(options, writable), limits, None if empty else backend.size)
+    except ValueError as error:
+        raise OptionError(str(error)) from error
+    except OSError as error:
+        raise ResourceError(f"pr-file={options.pr_file}: {describe(error)}") from error
+    return SharedUnit(unit, backend, has_medium=not empty)
