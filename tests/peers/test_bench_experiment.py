@@ -36,6 +36,26 @@ def test_experiment_measures_cells_and_writes_both_reports(tmp_path: Path) -> No
     assert page.count("<svg") == 4
 
 
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ("vhost-scsi-workers", "worker-per-vq-2/2 VQ/null"),
+        ("virtio-scsi-iothreads", "4-vcpus-halves/2 IOThreads/null"),
+    ],
+)
+def test_experiments_about_scsi_are_measured(tmp_path: Path, name: str, cell: str) -> None:
+    done = run_vringd(
+        *("bench", "experiment", name, *_QUICK, "--output-dir", str(tmp_path), "--no-html"),
+        *("--cells", cell),
+        timeout=90,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / f"{name}.json").read_text())
+    (sample,) = document["samples"]
+    assert sample["error"] == ""
+    assert sample["iops"] > 0
+
+
 def test_other_server_and_disk_can_be_measured(tmp_path: Path) -> None:
     done = run_vringd(
         *("bench", "experiment", "virtio-blk-mq", *_QUICK, "--output-dir", str(tmp_path)),

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Measure vhost-user-blk servers side by side, without a VM, and print a table.
+"""Measure vhost-user-blk and -scsi servers side by side, without a VM, and print a table.
 
 The client is ``vringd bench``, or fio's libblkio engine or ``qemu-img bench`` if asked for.
 Every sample starts a fresh server pinned to one core and a client pinned to another. The rounds
@@ -33,10 +33,12 @@ from blkcmp import report
 from blkcmp.cells import (
     BACKENDS,
     CLIENTS,
+    DEVICES,
     SCALE_CPU_NS,
     SCALE_DEPTH,
     SCALE_QUEUES,
     Cell,
+    Device,
     idle_cell,
     matrix,
     scale_cells,
@@ -85,6 +87,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="ratios are of this server over the others (default: each named vringd...)",
     )
     cells = parser.add_argument_group("cells")
+    cells.add_argument("--devices", default="blk", help=f"of {','.join(DEVICES)}")
     cells.add_argument("--backends", default="null", help=f"of {','.join(BACKENDS)}")
     cells.add_argument("--jobs", default="1,2", help="numbers of client threads and queues")
     cells.add_argument("--clients", default="eventfd,polling", help=f"of {','.join(CLIENTS)}")
@@ -150,7 +153,11 @@ def program(option: str, text: str) -> tuple[str, ...]:
 
 
 def choose_cells(options: argparse.Namespace) -> list[Cell]:
+    devices: list[Device] = [
+        "scsi" if word == "scsi" else "blk" for word in among("--devices", options.devices, DEVICES)
+    ]
     cells = matrix(
+        devices,
         among("--backends", options.backends, BACKENDS),
         numbers("--jobs", options.jobs),
         among("--clients", options.clients, CLIENTS),
@@ -160,7 +167,7 @@ def choose_cells(options: argparse.Namespace) -> list[Cell]:
     if options.idle:
         cells.append(idle_cell(options.idle))
     if options.scaling:
-        cells += scale_cells(options.seconds)
+        cells += scale_cells(devices, options.seconds)
     return select(cells, words(options.cells))
 
 
@@ -178,6 +185,8 @@ def check(options: argparse.Namespace, cells: Sequence[Cell], programs: Programs
         raise UsageError("--client-cpu: must be another core than --server-cpu")
     if not -20 <= options.nice <= 19 or (options.nice < 0 and os.geteuid() != 0):
         raise UsageError("--nice: from -20 to 19, and below 0 for root only")
+    if programs.fio and any(cell.device != "blk" for cell in cells):
+        raise UsageError("--fio: its engine drives virtio-blk only; leave out --devices scsi")
     if any(cell.client == "qemu-img" for cell in cells) and not programs.qemu_img:
         raise UsageError("--qemu-img: needed for the cells of that client")
 
@@ -267,6 +276,7 @@ def print_report(
         tables.compare_table(results, loads, names, references),
         report.idle_table(results, cells, names),
         report.scale_table(results, cells, names),
+        report.device_table(results, cells, names),
     ):
         if lines:
             print("\n" + "\n".join(lines))

@@ -61,6 +61,9 @@ examples:
     parser.add_argument(
         "--disk", default=NULL_DISK, metavar="OPTIONS", help=f"as --blockdev; default: {NULL_DISK}"
     )
+    parser.add_argument(
+        "--device", choices=("blk", "scsi"), default="blk", help="what is served; default: blk"
+    )
     parser.add_argument("--queues", type=positive, default=1, metavar="N", help="default: 1")
     parser.add_argument(
         "--queue-size", type=positive, default=256, metavar="N", help="default: 256"
@@ -112,6 +115,7 @@ def _compare(args: argparse.Namespace) -> int:
         tuple((cpu,) for cpu in server_cpus[: args.threads])
         if len(server_cpus) >= args.threads > 1
         else (),
+        args.device,
     )
     job = Job(_words(args), args.wait, args.queue_size, cpus=client_cpus)
     job.specs()

@@ -115,6 +115,10 @@ class ChainDriver:
         """Chains sent and not yet seen to be returned."""
         return len(self._pending)
 
+    def writable(self, token: int) -> list[tuple[int, int]]:
+        """Guest address and size of each piece that the device may write of a chain in flight."""
+        return list(self._pending[token].in_)
+
     def receive(self, token: int | None = None, timeout: float | None = None) -> Returned:
         """Wait for the chain `token`, or for whichever is returned first; `timeout` is in seconds.
 

@@ -32,6 +32,14 @@ AGENT_READY: Final = "vringd-guest-ready"
 DEFAULT_PROGRAMS: Final = ("fio", "mkfs.ext4", "e2fsck", "resize2fs", "blkdiscard")
 DEFAULT_MODULES: Final = ("virtio_blk", "virtio_scsi", "sd_mod", "sg", "virtiofs", "ext4")
 
+SCSI_PROGRAMS: Final = (
+    *DEFAULT_PROGRAMS,
+    *("sg_inq", "sg_vpd", "sg_luns", "sg_reset", "sg_persist", "sg_unmap", "sg_write_same"),
+    *("sg_compare_and_write", "sg_get_lba_status", "sg_opcodes", "sg_readcap", "sg_turs"),
+    *("sg_requests", "sg_modes", "iscsi-test-cu"),
+)
+SCSI_MODULES: Final = (*DEFAULT_MODULES, "sr_mod")
+
 _KEPT_IMAGES: Final = 4
 
 # Obeys lines of two words from the agent port: a word to mark the answer with, and a shell

@@ -180,6 +180,10 @@ class ScsiDriver:
             self.submit(cdb, data_in=data_in, data_out=data_out, lun=lun, split=split)
         )
 
+    def writable(self, token: int) -> list[tuple[int, int]]:
+        """As `ChainDriver.writable`."""
+        return self._chains.writable(token)
+
     @property
     def in_flight(self) -> int:
         """Commands submitted and not yet seen to have ended."""

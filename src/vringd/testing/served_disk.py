@@ -80,6 +80,44 @@ class ServedDisk:
         )
 
 
+class ServedScsi:
+    """The options that serve raw files as disks of one vhost-user-scsi device: LUN 0 of targets 0,
+    1, 2, ... As `ServedDisk`; `devices` holds more options of each device."""
+
+    def __init__(
+        self,
+        folder: Path,
+        images: Sequence[Path],
+        *,
+        name: str = "scsi",
+        num_queues: int = 1,
+        iothreads: int | None = 1,
+        devices: Sequence[Mapping[str, str]] = (),
+        export: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name = name
+        self.socket = folder / f"{name}.sock"
+        words: list[str] = []
+        export_options = {
+            "type": "vhost-user-scsi",
+            "id": name,
+            "num-queues": str(num_queues),
+            "addr.type": "unix",
+            "addr.path": str(self.socket),
+            **({} if iothreads is None else {"iothreads": str(iothreads)}),
+            **(export or {}),
+        }
+        for number, image in enumerate(images):
+            node = f"{name}{number}"
+            options = {"driver": "file", "node-name": node, "filename": str(image)}
+            words += ["--blockdev", _keyval({**options, "discard": "unmap"})]
+            more = devices[number] if number < len(devices) else {}
+            device = {"node-name": node, "writable": "on", **more}
+            for key, value in device.items():
+                export_options[f"devices.{number}.{key}"] = value
+        self.arguments = (*words, "--export", _keyval(export_options))
+
+
 class Vringd:
     """A running `vringd serve` with one or more disks; a context manager.
 
@@ -87,7 +125,11 @@ class Vringd:
     """
 
     def __init__(
-        self, folder: Path, disks: Sequence[ServedDisk], *, arguments: Sequence[str] = ()
+        self,
+        folder: Path,
+        disks: Sequence[ServedDisk | ServedScsi],
+        *,
+        arguments: Sequence[str] = (),
     ) -> None:
         self._folder = folder
         self._disks = tuple(disks)

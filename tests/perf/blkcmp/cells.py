@@ -1,8 +1,8 @@
 """Cells: what is measured, and how a person names it.
 
 A cell's name is ``BACKEND/JOBS/CLIENT/DEPTH`` for load (``null/2/polling/128``),
-``idle/SECONDS`` and ``scale/THREADS`` for the two special measurements. ``--cells`` takes
-shell patterns over these names.
+``idle/SECONDS`` and ``scale/THREADS`` for the two special measurements; with ``scsi/`` in front it
+is virtio-scsi's. ``--cells`` takes shell patterns over these names.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from vringd.bench.lab.load import Job
 from vringd.bench.lab.setup import NULL_DISK, Disk, Setup
 
 BACKENDS: Final = ("null", "file", "direct")
+DEVICES: Final = ("blk", "scsi")
 CLIENTS: Final = ("eventfd", "polling", "qemu-img")
 SCALE_QUEUES: Final = 4
 SCALE_DEPTH: Final = 32
@@ -26,6 +27,7 @@ RAMP_SECONDS: Final = 0.4
 BLOCK: Final = 4096
 
 Kind = Literal["load", "idle", "scale"]
+Device = Literal["blk", "scsi"]
 
 
 @dataclass(frozen=True)
@@ -45,9 +47,15 @@ class Cell:
     seconds: float
     threads: int = 1
     cpu_ns: int = 0
+    device: Device = "blk"
 
     @property
     def name(self) -> str:
+        return self.plain_name if self.device == "blk" else f"{self.device}/{self.plain_name}"
+
+    @property
+    def plain_name(self) -> str:
+        """Without the device."""
         if self.kind == "idle":
             return f"idle/{self.seconds:g}"
         if self.kind == "scale":
@@ -57,19 +65,20 @@ class Cell:
     def setup(self, file: Path, server_cpu: int, client_cpu: int) -> Setup:
         """What the server is asked for; the scaling cells serve on both CPUs."""
         cpus = (server_cpu,) if self.threads == 1 else (server_cpu, client_cpu)
-        return Setup(self._disk(file), self.jobs, self.threads, cpus, tuple((cpu,) for cpu in cpus))
+        pins = tuple((cpu,) for cpu in cpus)
+        return Setup(self._disk(file), self.jobs, self.threads, cpus, pins, self.device)
 
     def job(self, server_cpu: int, client_cpu: int, queue_size: int) -> Job:
         """What `vringd bench` is told; in the scaling cells it may use both CPUs."""
-        pace = ["--thinktime=1h"]  # idle: one request, then silence
-        if self.kind != "idle":
-            pace = [f"--ramp_time={round(RAMP_SECONDS * 1000)}ms"]
+        pace, runtime = [f"--ramp_time={round(RAMP_SECONDS * 1000)}ms"], self.seconds
+        if self.kind == "idle":  # one request, then silence, until the client is ended
+            pace, runtime = ["--thinktime=1h"], self.seconds + 60
         words = (
             *("--name=cell", "--rw=randread", f"--bs={BLOCK}", "--norandommap"),
             *("--gtod_reduce=1", f"--numjobs={self.jobs}", f"--iodepth={self.depth}"),
             *(f"--iodepth_batch_submit={self.depth}", "--iodepth_batch_complete_min=1"),
             *(f"--iodepth_batch_complete_max={self.depth}", *pace),
-            *("--time_based", f"--runtime={round(self.seconds * 1000)}ms"),
+            *("--time_based", f"--runtime={round(runtime * 1000)}ms"),
         )
         cpus = (client_cpu, server_cpu) if self.kind == "scale" else (client_cpu,)
         wait = "polling" if self.client == "polling" else "eventfd"
@@ -83,20 +92,23 @@ class Cell:
 
 
 def matrix(
+    devices: Sequence[Device],
     backends: Sequence[str],
     jobs: Sequence[int],
     clients: Sequence[str],
     depths: Sequence[int],
     seconds: float,
 ) -> list[Cell]:
-    """Every load cell; qemu-img drives one queue only, so it has no cells with more jobs."""
+    """Every load cell; qemu-img drives one queue of a virtio-blk device only. Devices are next to
+    each other, so that they are measured one after the other."""
     return [
-        Cell("load", backend, count, client, depth, seconds)
+        Cell("load", backend, count, client, depth, seconds, device=device)
         for backend in backends
         for count in jobs
         for client in clients
         for depth in depths
-        if client != "qemu-img" or count == 1
+        for device in devices
+        if client != "qemu-img" or (count == 1 and device == "blk")
     ]
 
 
@@ -105,10 +117,14 @@ def idle_cell(seconds: float) -> Cell:
     return Cell("idle", "null", 1, "eventfd", 1, seconds)
 
 
-def scale_cells(seconds: float) -> list[Cell]:
+def scale_cells(devices: Sequence[Device], seconds: float) -> list[Cell]:
     """Four queues on a back-end that costs CPU, served by one IOThread and by two."""
     return [
-        Cell("scale", "null", SCALE_QUEUES, "eventfd", SCALE_DEPTH, seconds, count, SCALE_CPU_NS)
+        Cell(
+            *("scale", "null", SCALE_QUEUES, "eventfd", SCALE_DEPTH, seconds, count, SCALE_CPU_NS),
+            device,
+        )
+        for device in devices
         for count in (1, 2)
     ]
 

@@ -53,7 +53,7 @@ class Programs:
 def client_argv(programs: Programs, cell: Cell, job: Job, socket: Path) -> list[str]:
     """The command line of a cell's client; its JSON goes to standard output."""
     if not programs.fio:
-        return bench_argv(job, socket, cell.jobs)
+        return bench_argv(job, socket, cell.jobs, cell.device)
     wait = ["--hipri=1"] if cell.client == "polling" else ["--libblkio_wait_mode=eventfd"]
     if programs.queue_size:
         wait.append(f"--libblkio_queue_size={programs.queue_size}")

@@ -6,14 +6,16 @@ from typing import Any
 
 import pytest
 
-from vringd.cli.programs import BLK_CAPABILITIES, blk_main
+from vringd.cli.programs import BLK_CAPABILITIES, SCSI_CAPABILITIES, blk_main, scsi_main
 from vringd.control.schema import (
     CacheOptions,
     FdAddress,
     FileOptions,
+    ScsiDeviceOptions,
     ServeOptions,
     UnixAddress,
     VhostUserBlkOptions,
+    VhostUserScsiOptions,
 )
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -34,13 +36,19 @@ def test_capabilities_are_what_the_conventions_ask_for(
         "type": "block",
         "features": ["read-only", "blk-file"],
     }
+    assert scsi_main(["--print-capabilities"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"type": "scsi", "features": []}
 
 
-def test_the_description_fits_the_program() -> None:
-    description = json.loads((EXAMPLES / "50-vringd-blk.json").read_text())
-    assert description["type"] == BLK_CAPABILITIES["type"]
+@pytest.mark.parametrize(
+    ("program", "capabilities"),
+    [("vringd-blk", BLK_CAPABILITIES), ("vringd-scsi", SCSI_CAPABILITIES)],
+)
+def test_the_description_fits_the_program(program: str, capabilities: dict[str, Any]) -> None:
+    description = json.loads((EXAMPLES / f"50-{program}.json").read_text())
+    assert description["type"] == capabilities["type"]
     assert set(description) == {"description", "type", "binary"}
-    assert description["binary"].endswith("/vringd-blk")
+    assert description["binary"].endswith(f"/{program}")
 
 
 def test_a_disk_at_a_path(daemon: Any, disk: Path) -> None:
@@ -86,6 +94,41 @@ def test_every_option(daemon: Any, disk: Path) -> None:
         (export,) = daemon.options.exports
         assert export.addr == FdAddress(fd=ours.fileno())
         assert (export.writable, export.num_queues, export.iothreads) == (False, 3, "per-vq")
+
+
+def test_scsi_units_are_targets_in_the_order_of_the_line(daemon: Any, disk: Path) -> None:
+    socket = disk.with_name("vm.sock")
+    iso = disk.with_name("iso")
+    iso.write_bytes(bytes(4096))
+    line = [f"--cdrom={iso}", f"--socket-path={socket}", f"--disk={disk}", "--num-queues=2"]
+    assert scsi_main(line) == 0
+    assert daemon.options == ServeOptions(
+        blockdevs=(
+            FileOptions(driver="file", node_name="disk0", filename=str(iso), read_only=True),
+            FileOptions(driver="file", node_name="disk1", filename=str(disk), discard="unmap"),
+        ),
+        exports=(
+            VhostUserScsiOptions(
+                id="scsi",
+                addr=UnixAddress(path=str(socket)),
+                devices=(
+                    ScsiDeviceOptions(node_name="disk0", cdrom=True),
+                    ScsiDeviceOptions(node_name="disk1", writable=True),
+                ),
+                num_queues=2,
+                iothreads=1,
+            ),
+        ),
+    )
+
+
+def test_scsi_without_a_disk_is_one_line_and_status_1(
+    daemon: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert scsi_main(["--socket-path=/s"]) == 1
+    message = "a disk is missing: give --disk=PATH or --cdrom=PATH"
+    assert capsys.readouterr().err == f"vringd-scsi: error: {message}\n"
+    assert daemon.calls == []
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,11 @@ from vringd.control.schema import (
     IOThreadOptions,
     NullOptions,
     QueueGroup,
+    ScsiDeviceOptions,
     ServeOptions,
     UnixAddress,
     VhostUserBlkOptions,
+    VhostUserScsiOptions,
 )
 
 BuildLine = Callable[[str], ServeOptions]
@@ -218,3 +220,29 @@ def test_a_node_is_found_by_its_name(build_line: BuildLine) -> None:
 def test_two_exports_may_read_one_node_while_one_writes(build_line: BuildLine) -> None:
     second = EXPORT.replace("e0", "e1") + ",writable=on"
     assert len(build_line(f"{NULL} {EXPORT} {second}").exports) == 2
+
+
+def test_a_scsi_device_with_a_disk_and_two_drives(build_line: BuildLine) -> None:
+    options = build_line(
+        NULL + "--blockdev file,node-name=iso,filename=i.iso,read-only=on"
+        " --export vhost-user-scsi,id=s0,addr.type=unix,addr.path=/run/s0.sock,num-queues=4,"
+        "iothreads=2,devices.0.node-name=n0,devices.0.writable=on,devices.0.serial=S,"
+        "devices.0.wwn=0x5000c50012345678,devices.1.node-name=iso,devices.1.cdrom=on,"
+        "devices.1.target=7,devices.1.lun=3,devices.2.cdrom=on"
+    )
+    assert options.exports == (
+        VhostUserScsiOptions(
+            id="s0",
+            addr=UnixAddress(path="/run/s0.sock"),
+            num_queues=4,
+            iothreads=2,
+            devices=(
+                ScsiDeviceOptions(
+                    node_name="n0", writable=True, serial="S", wwn=0x5000C50012345678
+                ),
+                ScsiDeviceOptions(node_name="iso", cdrom=True, target=7, lun=3),
+                ScsiDeviceOptions(cdrom=True),
+            ),
+        ),
+    )
+    assert options.written_nodes == {"n0"}

@@ -12,6 +12,9 @@ from vringd.control.schema import ServeOptions
 N = "--blockdev null-co,node-name=n0"
 E = "--export vhost-user-blk,id=e0,node-name=n0,addr.type=unix,addr.path=/run/e0.sock"
 E1 = "--export vhost-user-blk,id=e1,node-name=n0,addr.type=unix,addr.path=/run/e1.sock"
+S = "--export vhost-user-scsi,id=s0,addr.type=unix,addr.path=/run/s0.sock"
+S1 = "--export vhost-user-scsi,id=s1,addr.type=unix,addr.path=/run/s1.sock"
+D0 = "devices.0.node-name=n0"
 SIZE = "(suffixes K, M, G, T: powers of 1024)"
 SERVED = "file, host_device, null-co, null-aio"
 
@@ -295,6 +298,87 @@ CASES = [
         " --export vhost-user-blk,id=b,node-name=n0,addr.type=fd,addr.str=0x5",
         "--export id=b: addr.str=5 is already used by --export id=a;"
         " give each export its own socket",
+    ),
+    # SCSI
+    (f"{N} {S}", "--export id=s0: devices is missing"),
+    (
+        f"{N} {S},devices.0.target=1",
+        "--export id=s0: devices.0: node-name is missing; only with removable=on or cdrom=on may a"
+        " device have no medium",
+    ),
+    (
+        f"{N} {S},{D0},devices.0.target=256",
+        "--export id=s0: devices.0.target=256: expected a whole number from 0 to 255",
+    ),
+    (
+        f"{N} {S},{D0},devices.0.lun=16384",
+        "--export id=s0: devices.0.lun=16384: expected a whole number from 0 to 16383",
+    ),
+    (
+        f"{N} {S},{D0},devices.0.serail=x",
+        "--export id=s0: devices.0: unknown option 'serail'; did you mean 'serial'?",
+    ),
+    (
+        f"{N} {S},{D0},devices.0.vendor=123456789",
+        "--export id=s0: devices.0.vendor=123456789: expected at most 8 bytes, this has 9",
+    ),
+    (
+        f"{N} {S},{D0},devices.1.cdrom=on,devices.1.target=0",
+        "--export id=s0: devices.1: target=0,lun=0 is devices.0 already; choose another",
+    ),
+    (
+        f"{N} {S},devices.0.node-name=n1",
+        "--export id=s0: devices.0: node 'n1' does not exist;"
+        " define it with --blockdev driver=…,node-name=n1",
+    ),
+    (
+        f"{N} {S},{D0} {S1},{D0}",
+        "--export id=s1: devices.0: --export id=s0: devices.0 shows node 'n0' already; two devices"
+        " may with share-rw=on for both",
+    ),
+    (
+        f"{N} {S},{D0},devices.0.share-rw=on {S1},{D0},devices.0.share-rw=on,devices.0.serial=x",
+        "--export id=s1: devices.0: --export id=s0: devices.0 shows node 'n0' with other options;"
+        " it is one unit, so give both the same (but for target and lun)",
+    ),
+    (
+        f"{N} {E},writable=on {S},{D0},devices.0.writable=on",
+        "--export id=s0: devices.0: writable=on, but --export id=e0 writes to node 'n0' already;"
+        " only one export may",
+    ),
+    (
+        f"{N},read-only=on {S},{D0},devices.0.writable=on",
+        "--export id=s0: devices.0: writable=on, but node 'n0' is read-only; drop one of the two",
+    ),
+    (
+        f"{N} {S},{D0},devices.0.cdrom=on,devices.0.writable=on",
+        "--export id=s0: devices.0: writable=on, but a CD-ROM is read-only; drop one of the two",
+    ),
+    (
+        f"{N} {S},{D0},devices.0.logical-block-size=4096,devices.0.physical-block-size=512",
+        "--export id=s0: devices.0: physical-block-size=512 is less than logical-block-size=4096",
+    ),
+    (
+        f"{N} {S},{D0},initiator=a\\ b",
+        "--export id=s0: initiator=a b: expected ASCII characters, no blanks",
+    ),
+    (
+        f"{N} {S},{D0},num-queues=255",
+        "--export id=s0: num-queues=255: expected a whole number from 1 to 254",
+    ),
+    (
+        f"{N} {S},{D0},num-queues=70,iothreads=65",
+        "--export id=s0: 65 IOThreads for one vhost-user-scsi export; it may have 64 at most",
+    ),
+    (
+        f"{N} --object iothread,id=t0 {S},{D0},num-queues=2,iothread-vq-mapping.0.iothread=t0,"
+        "iothread-vq-mapping.0.vqs.0=0,iothread-vq-mapping.0.vqs.1=2",
+        "--export id=s0: iothread-vq-mapping: queue 2 of iothread 't0' does not exist;"
+        " with num-queues=2 the last one is 1",
+    ),
+    (
+        f"{N} {S},{D0},queue-size=64,seg-max=100",
+        "--export id=s0: seg-max=100 does not fit queue-size=64; it may be 62 at most",
     ),
 ]
 

@@ -12,6 +12,7 @@ from vringd.control.blk_export import BlkExport
 from vringd.control.daemon import Daemon
 from vringd.control.errors import OptionError
 from vringd.control.schema import IOThreadOptions, ServeOptions
+from vringd.control.scsi_export import ScsiExport
 from vringd.control.threads import IOThreadError, ManagedThread
 from vringd.testing.driver import DriverQueue
 from vringd.testing.frontend import Frontend
@@ -125,3 +126,27 @@ async def test_queue_stays_when_the_new_iothread_refuses_it(
     await asyncio.to_thread(serve_one)
     assert names(export) == ["t0", "t0"]
     await daemon.remove_iothread("t1")
+
+
+async def test_iothread_of_a_scsi_device_goes_when_its_queues_have_moved(
+    build_line: BuildLine, tmp_path: Path
+) -> None:
+    daemon = Daemon(
+        build_line(
+            "--object iothread,id=t0 --object iothread,id=t1"
+            " --blockdev null-co,node-name=disk,size=1M"
+            " --export type=vhost-user-scsi,id=s0,devices.0.node-name=disk,num-queues=2,"
+            f"addr.type=unix,addr.path={tmp_path}/s0.sock,iothread=t0"
+        )
+    )
+    await daemon.start()
+    try:
+        export = daemon.exports["s0"]
+        assert isinstance(export, ScsiExport)
+        with pytest.raises(OptionError, match="'t0' serves queues of export 's0'"):
+            await daemon.remove_iothread("t0")
+        await export.set_mapping([daemon.threads["t1"]] * 2)
+        await daemon.remove_iothread("t0")
+        assert list(daemon.threads) == ["t1"]
+    finally:
+        await daemon.stop()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import select
 import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -19,6 +21,7 @@ from vringd.devices.scsi_control import Function
 from vringd.testing import scsi_cdb as cdb
 from vringd.testing.chains import POISON, Split
 from vringd.testing.fault_backend import FaultBackend
+from vringd.testing.frontend import RingSpec
 from vringd.testing.scsi import TMF, Response
 
 from ...scsi_rig import ScsiGuest, ScsiHost
@@ -313,6 +316,47 @@ def test_command_without_a_whole_header_breaks_the_device(plain: ScsiGuest) -> N
     queue.publish()
     queue.kick()
     assert plain.frontend.rings[2].wait_err(5.0)
+
+
+def test_control_queue_is_polled_without_a_kick_descriptor(plain: ScsiGuest) -> None:
+    base = plain.frontend.get_vring_base(0)
+    queue = plain.queues[0]
+    spec = RingSpec.of(0, queue.layout, base)
+    plain.frontend.start_ring(spec, kick=-1, call=queue.call_fd, err=queue.err_fd)
+    assert plain.control.manage(Function.QUERY_TASK) == Response.FUNCTION_COMPLETE
+
+
+def test_control_queue_uses_another_call_descriptor_from_now_on(plain: ScsiGuest) -> None:
+    call = os.eventfd(0, os.EFD_NONBLOCK)
+    try:
+        plain.frontend.set_vring_call(0, call)
+        os.eventfd_read(call)  # the change is a signal itself
+        token = plain.control.start(Function.QUERY_TASK)
+        ready = select.poll()
+        ready.register(call, select.POLLIN)
+        assert ready.poll(5000)
+        assert plain.control.result(token, 0.0) == Response.FUNCTION_COMPLETE
+        plain.frontend.set_vring_call(0, plain.queues[0].call_fd)
+    finally:
+        os.close(call)
+
+
+def test_memory_comes_and_goes_while_all_queues_run(plain: ScsiGuest) -> None:
+    region = plain.ram.add_region(MIB)
+    plain.frontend.add_region(
+        region.guest_addr, region.size, region.user_addr, region.fd, region.mmap_offset
+    )
+    assert plain.control.manage(Function.QUERY_TASK) == Response.FUNCTION_COMPLETE
+    plain.disks[0].run(cdb.transfer(READ, 0, 1), data_in=512).check()
+    plain.frontend.remove_region(region.guest_addr, region.size, region.user_addr)
+    assert plain.control.manage(Function.QUERY_TASK) == Response.FUNCTION_COMPLETE
+    plain.disks[0].run(cdb.transfer(READ, 0, 1), data_in=512).check()
+
+
+def test_broken_control_ring_is_noticed(plain: ScsiGuest) -> None:
+    plain.queues[0].set_avail_idx(5000)
+    plain.queues[0].kick(force=True)
+    assert plain.frontend.rings[0].wait_err(5.0)
 
 
 # ---- events

@@ -12,7 +12,8 @@ from typing import Any
 class Series:
     """One column of a published table: a load and a way of pinning, over cells.
 
-    jobs: fio jobs at once. figures: for each direction ("read", "write", "total") and cell what
+    jobs: fio jobs at once. workers: where that is what columns differ in, "one" or "per-vq".
+    figures: for each direction ("read", "write", "total") and cell what
     was printed, in the publication's quantity.
     """
 
@@ -21,6 +22,7 @@ class Series:
     jobs: int
     pinning: str
     figures: dict[str, dict[str, float]]
+    workers: str = ""
 
     @property
     def cells(self) -> list[str]:
@@ -66,4 +68,11 @@ def load(name: str) -> Publication:
 
 def _series(entry: dict[str, Any]) -> Series:
     figures = {name: dict(entry[name]) for name in _DIRECTIONS if name in entry}
-    return Series(entry["id"], entry["title"], entry["jobs"], entry["pinning"], figures)
+    return Series(
+        entry["id"],
+        entry["title"],
+        entry["jobs"],
+        entry["pinning"],
+        figures,
+        entry.get("workers", ""),
+    )

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from vringd.bench.experiments import virtio_blk_mq
+from vringd.bench.experiments import vhost_scsi_workers, virtio_blk_mq, virtio_scsi_iothreads
 from vringd.bench.experiments.cells import Experiment, Plan
 
 EXPERIMENTS: Final[dict[str, Callable[[Plan], Experiment]]] = {
-    virtio_blk_mq.NAME: virtio_blk_mq.experiment,
+    module.NAME: module.experiment
+    for module in (virtio_blk_mq, vhost_scsi_workers, virtio_scsi_iothreads)
 }

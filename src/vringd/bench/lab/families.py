@@ -77,6 +77,8 @@ class QemuStorageDaemon:
     export: tuple[str, ...] = ()
 
     def why_not(self, setup: Setup) -> str | None:
+        if setup.kind == "scsi":
+            return "it has no virtio-scsi"
         if setup.disk.own_options:
             return f"it has no {', '.join(setup.disk.own_options)}"
         if setup.threads > 1:
@@ -127,7 +129,7 @@ class Spdk:
         if not spdk.answers(place.rpc):
             return False
         size = setup.disk.size if setup.disk.is_null else 0
-        spdk.attach_disk(place.rpc, place.socket.name, setup.disk.filename, size)
+        spdk.attach_disk(place.rpc, setup.kind, place.socket.name, setup.disk.filename, size)
         return True
 
 
@@ -174,8 +176,11 @@ def _disk_and_export(setup: Setup, place: Place, more: Sequence[str]) -> list[st
     if setup.disk.is_null:  # QEMU's null drivers take their size in bytes only
         text = re.sub(r"(^|,)size=[^,]*", rf"\1size={setup.disk.size}", text)
     blockdev = text if text.startswith("driver=") else f"driver={text}"
+    shown = "type=vhost-user-blk,node-name=d,writable=on"
+    if setup.kind == "scsi":
+        shown = "type=vhost-user-scsi,devices.0.node-name=d,devices.0.writable=on"
     export = [
-        "type=vhost-user-blk,id=e,node-name=d,writable=on,addr.type=unix",
+        f"{shown},id=e,addr.type=unix",
         f"num-queues={setup.queues},addr.path={place.socket}",
     ]
     return [

@@ -16,7 +16,7 @@ from vringd.bench.lab import process
 from vringd.bench.lab.cpu_time import Sampler, Usage
 from vringd.bench.lab.errors import SampleError, UsageError, log_tail
 from vringd.bench.lab.servers import Server
-from vringd.bench.lab.setup import Cpus, Place
+from vringd.bench.lab.setup import Cpus, Kind, Place
 from vringd.bench.options import make_job
 from vringd.bench.spec import DIRECTIONS, JobSpec
 
@@ -71,11 +71,20 @@ class Load:
     usage: Usage
 
 
-def bench_argv(job: Job, socket: Path, queues: int) -> list[str]:
+def bench_argv(job: Job, socket: Path, queues: int, kind: Kind = "blk") -> list[str]:
     """The client's command line; its JSON goes to standard output."""
     return [
         *(sys.executable, "-m", "vringd", "bench", "--socket", str(socket)),
-        *("--queues", str(queues), "--queue-size", str(job.queue_size), "--wait", job.wait),
+        *(
+            "--device",
+            kind,
+            "--queues",
+            str(queues),
+            "--queue-size",
+            str(job.queue_size),
+            "--wait",
+            job.wait,
+        ),
         *(*job.options, "--eta=never", "--output-format=json", *job.words),
     ]
 
@@ -88,7 +97,7 @@ def run_load(job: Job, server: Server, place: Place, cpus: Cpus) -> Load:
     specs = job.specs()
     ramp = max(spec.ramp_time for spec in specs)
     document, sampler = run_client(
-        bench_argv(job, place.socket, server.setup.queues),
+        bench_argv(job, place.socket, server.setup.queues, server.setup.kind),
         server,
         place,
         job.cpus,

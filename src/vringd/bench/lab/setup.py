@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from vringd.bench.lab.errors import UsageError
 from vringd.control import keyval, values
@@ -16,6 +16,7 @@ _SUN_PATH: Final = 107
 _NULL_DRIVERS: Final = ("null-co", "null-aio")
 _OWN_OPTIONS: Final = ("cpu-ns", "parallelism")
 
+Kind = Literal["blk", "scsi"]
 Cpus = tuple[int, ...]
 """CPUs that something may run on; none: any."""
 
@@ -75,8 +76,9 @@ class Disk:
 class Setup:
     """One device of one server: its disk, virtqueues and IOThreads, and their CPUs.
 
-    thread_cpus: one entry for each IOThread; without entries IOThreads may run wherever the
-    server may. Queue q belongs to IOThread q % threads.
+    queues: of a virtio-scsi device ("scsi"), which has the disk as target 0 LUN 0, its command
+    queues. thread_cpus: one entry for each IOThread; without entries IOThreads may run wherever
+    the server may. Queue q belongs to IOThread q % threads.
     """
 
     disk: Disk
@@ -84,6 +86,7 @@ class Setup:
     threads: int = 1
     server_cpus: Cpus = ()
     thread_cpus: tuple[Cpus, ...] = ()
+    kind: Kind = "blk"
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vringd.bench.lab.errors import SampleError
+from vringd.bench.lab.setup import Kind
 
 
 def call(path: Path, method: str, timeout: float = 10.0, **params: Any) -> Any:
@@ -35,7 +36,7 @@ def call(path: Path, method: str, timeout: float = 10.0, **params: Any) -> Any:
             return answer["result"]
 
 
-def attach_disk(rpc: Path, controller: str, file: str | None, size: int) -> None:
+def attach_disk(rpc: Path, kind: Kind, controller: str, file: str | None, size: int) -> None:
     """Create a null bdev of `size` bytes, or an AIO bdev on `file`, behind `controller`.
 
     Raises what :func:`call` raises.
@@ -44,7 +45,16 @@ def attach_disk(rpc: Path, controller: str, file: str | None, size: int) -> None
         call(rpc, "bdev_null_create", name="d", num_blocks=size // 512, block_size=512)
     else:
         call(rpc, "bdev_aio_create", name="d", filename=file, block_size=512)
-    call(rpc, "vhost_create_blk_controller", ctrlr=controller, dev_name="d")
+    if kind == "blk":
+        call(rpc, "vhost_create_blk_controller", ctrlr=controller, dev_name="d")
+        return
+    call(rpc, "vhost_create_scsi_controller", ctrlr=controller)
+    call(
+        *(rpc, "vhost_scsi_controller_add_target"),
+        ctrlr=controller,
+        scsi_target_num=0,
+        bdev_name="d",
+    )
 
 
 def answers(rpc: Path) -> bool:
