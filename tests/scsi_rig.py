@@ -101,7 +101,7 @@ class ScsiHost:
                     **options,
                 ),
                 self.units,
-                dict(self.disks),
+                self.disks,
                 [self.threads[i % len(self.threads)] for i in range(num_queues)],
             )
             self.exports.append(export)

@@ -81,6 +81,12 @@ def encode_lun(target: int, lun: int) -> bytes:
     return bytes((1, target, 0x40 | lun >> 8, lun & 0xFF, 0, 0, 0, 0))
 
 
+def encode_reported_lun(target: int, lun: int) -> bytes:
+    """The same as devices report it (SAM-6, 4.7.7): up to 255 in peripheral device form. Linux
+    compares events with what REPORT LUNS said."""
+    return encode_lun(target, lun) if lun > 255 else bytes((1, target, 0, lun, 0, 0, 0, 0))
+
+
 def decode_lun(data: bytes) -> tuple[int, int] | None:
     """Target and LUN of an address, or None if it is none of this device's forms (which are those
     that `ScsiDevice` takes)."""

@@ -7,7 +7,7 @@ from enum import IntEnum
 from typing import Final
 
 from vringd.core.virtqueue import Virtqueue
-from vringd.devices.scsi_config import EVENT_SIZE, encode_lun
+from vringd.devices.scsi_config import EVENT_SIZE, encode_reported_lun
 
 _EVENT: Final = struct.Struct("<I8sI")
 _MISSED: Final = 0x80000000
@@ -53,7 +53,7 @@ class EventQueue:
 
     def send(self, event: Event, target: int, lun: int, reason: int) -> None:
         """Tell the driver of an event about a unit."""
-        if not self._put(event, encode_lun(target, lun), reason):
+        if not self._put(event, encode_reported_lun(target, lun), reason):
             self._missed = True
 
     def buffers_came(self) -> None:

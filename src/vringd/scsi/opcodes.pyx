@@ -82,6 +82,10 @@ cdef void add(int table, int opcode, int action, int flags, const uint8_t *usage
         entry.has_action, entry.action = 1, <unsigned short> action
         entry.usage[1] |= <uint8_t> action
         refused[1] &= 0xe0
+    if opcode == 0x12:
+        # An initiator that does not know yet whom it asks puts the LUN there, as SCSI-2 said:
+        # Linux does, for other LUNs than 0.
+        refused[1] &= 0x1f
     memcpy(entry.refused, refused, 16)
     while at[0] != NULL:
         at = &at[0].next

@@ -35,8 +35,8 @@ DEFAULT_MODULES: Final = ("virtio_blk", "virtio_scsi", "sd_mod", "sg", "virtiofs
 SCSI_PROGRAMS: Final = (
     *DEFAULT_PROGRAMS,
     *("sg_inq", "sg_vpd", "sg_luns", "sg_reset", "sg_persist", "sg_unmap", "sg_write_same"),
-    *("sg_compare_and_write", "sg_get_lba_status", "sg_opcodes", "sg_readcap", "sg_turs"),
-    *("sg_requests", "sg_modes", "iscsi-test-cu"),
+    *("sg_compare_and_write", "sg_get_lba_status", "sg_opcodes", "sg_readcap"),
+    "iscsi-test-cu",
 )
 SCSI_MODULES: Final = (*DEFAULT_MODULES, "sr_mod")
 

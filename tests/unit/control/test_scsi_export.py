@@ -16,7 +16,7 @@ from vringd.block.file import FileBackend
 from vringd.block.null import NullBackend
 from vringd.control.errors import OptionError
 from vringd.control.schema import ScsiDeviceOptions
-from vringd.devices.scsi_config import encode_lun
+from vringd.devices.scsi_config import encode_lun, encode_reported_lun
 from vringd.devices.scsi_control import Function
 from vringd.testing import scsi_cdb as cdb
 from vringd.testing.chains import POISON, Split
@@ -371,13 +371,13 @@ def test_units_come_and_go(host: ScsiHost, disk: FaultBackend) -> None:
     with guest_of(host) as guest:
         guest.events.provide(4)
         host.run(export.add_device(ScsiDeviceOptions(node_name="new", target=3, lun=2)))
-        assert guest.events.receive() == (1, encode_lun(3, 2), RESCAN, False)
+        assert guest.events.receive() == (1, bytes((1, 3, 0, 2, 0, 0, 0, 0)), RESCAN, False)
         driver = guest.disks[0]
         address = encode_lun(3, 2)
         assert driver.run(bytes(6), lun=address).sense == (6, 0x29, 0)
         driver.run(cdb.transfer(READ, 0, 1), data_in=512, lun=address).check()
         host.run(export.remove_device(3, 2))
-        assert guest.events.receive() == (1, address, REMOVED, False)
+        assert guest.events.receive() == (1, bytes((1, 3, 0, 2, 0, 0, 0, 0)), REMOVED, False)
         assert driver.run(bytes(6), lun=address).response == Response.BAD_TARGET
         with pytest.raises(KeyError):
             host.run(export.remove_device(3, 2))
@@ -405,7 +405,7 @@ def test_missed_events_are_told(host: ScsiHost) -> None:
         assert guest.events.receive() == (0, bytes(8), 0, True)
         guest.events.provide(1, sizes=(1, 2, 3))
         host.run(export.remove_device(3, 0))
-        assert guest.events.receive() == (1, encode_lun(3, 0), REMOVED, False)
+        assert guest.events.receive() == (1, encode_reported_lun(3, 0), REMOVED, False)
 
 
 def test_events_are_for_drivers_that_know_them(host: ScsiHost) -> None:
@@ -430,7 +430,7 @@ def test_resize_is_an_event_and_a_unit_attention(host: ScsiHost, folder: Path) -
 
         assert host.run(refresh())
         assert not host.run(refresh())
-        assert guest.events.receive() == (3, encode_lun(0, 0), 0x2A | 0x09 << 8, False)
+        assert guest.events.receive() == (3, encode_reported_lun(0, 0), 0x2A | 0x09 << 8, False)
         assert guest.disks[0].run(bytes(6)).sense == (6, 0x2A, 9)
         capacity = guest.disks[0].run(cdb.read_capacity_16(), data_in=32).check().data
         assert struct.unpack_from(">QI", capacity) == (4095, 512)

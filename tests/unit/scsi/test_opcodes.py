@@ -11,6 +11,8 @@ from vringd.testing import scsi_cdb as cdb
 
 from .rig import GOOD, INVALID_FIELD, Rig, sense
 
+INQUIRY = 0x12
+
 MakeRig = Callable[..., Rig]
 
 
@@ -67,13 +69,20 @@ def test_bits_outside_the_usage_data_are_refused(make_rig: MakeRig, kind: str) -
         usage = data[4 : 4 + length]
         for byte in range(2 if flags & 1 else 1, length):
             for bit in range(8):
-                if usage[byte] >> bit & 1:
+                if usage[byte] >> bit & 1 or (opcode == INQUIRY and byte == 1 and bit >= 5):
                     continue
                 block = bytearray([opcode, action]) + bytes(length - 2)
                 block[byte] |= 1 << bit
                 result = rig.run(bytes(block), bytes(64), 512)
                 assert sense(result) == INVALID_FIELD, block.hex()
                 assert result.field == ("cdb", byte, bit)
+
+
+@pytest.mark.parametrize("lun", range(8))
+def test_a_lun_in_inquiry_as_scsi_2_had_it_is_overlooked(rig: Rig, lun: int) -> None:
+    block = bytearray(cdb.inquiry(36))
+    block[1] |= lun << 5
+    assert rig.run(bytes(block), in_=36).data[:1] == b"\0"
 
 
 def test_usage_data_have_dpo_and_fua_as_mode_sense_says(rig: Rig) -> None:
