@@ -61,7 +61,9 @@ class ScsiDevice(VhostDevice):
     first_queue = 2  # control and event
 
     def count_queues(self) -> int:
-        return self._config(0, 4, _CONFIG_BYTES)
+        # Some servers leave the configuration space to the VMM: then the protocol tells.
+        told = self._config(0, 4, _CONFIG_BYTES)
+        return told or self._frontend.get_queue_num() - self.first_queue
 
     def discover(self) -> None:
         target, lun = self._target.scsi_unit

@@ -5,7 +5,7 @@ its Data-In, which we write. No layout of descriptors is assumed (2.7.4: VERSION
 event queues are the control plane's (`scsi_control`).
 """
 
-from libc.stdint cimport uint16_t, uint32_t, uint64_t, uint8_t
+from libc.stdint cimport uint32_t, uint64_t, uint8_t
 from libc.stdlib cimport free, malloc
 from libc.string cimport memcpy, memset
 
@@ -43,12 +43,13 @@ cdef enum:
     NO_LUN = 0xffff             # beyond all LUNs
 
 
-cdef packed struct ResponseHead:
-    uint32_t sense_len
-    uint32_t resid
-    uint16_t status_qualifier
-    uint8_t status
-    uint8_t response
+cdef inline void put_head(uint8_t *at, uint32_t sense_length, uint32_t residual,
+                          uint32_t last) noexcept nogil:
+    """The first 12 bytes of a response; last: the qualifier (zero), status << 16, response << 24.
+    Little-endian, as all processors are that this is built for."""
+    cdef uint64_t first = sense_length | <uint64_t> residual << 32
+    memcpy(at, &first, 8)
+    memcpy(at + 8, &last, 4)
 
 
 cdef inline uint32_t lun_of(const uint8_t *address) noexcept nogil:
@@ -117,40 +118,32 @@ cdef class ScsiAnswers(TaskOwner):
         cdef ScsiTask *task = &slot.task
         cdef Request *req = task.req
         cdef Vring *q = <Vring *> req.queue
-        cdef uint8_t response[SENSE_AT + MOST_SENSE]
-        cdef ResponseHead *head = <ResponseHead *> response
-        cdef uint32_t size = SENSE_AT + slot.sense_size, done = 0, i
+        cdef uint32_t size = SENSE_AT + slot.sense_size, sense_length = 0, residual = 0, last = 0
         cdef uint64_t written
-        cdef bint failed = False
-        if vr_likely(size == USUAL_RESPONSE):
-            memset(response, 0, USUAL_RESPONSE)     # a constant size: no call
-        else:
-            memset(response, 0, size)
+        cdef uint8_t *at
+        cdef bint failed = True
         if vr_unlikely(slot.refused):
-            head.response = slot.refused
-            failed = True
+            last = <uint32_t> slot.refused << 24
         elif vr_unlikely(task.aborted):
-            head.response = <uint8_t> VIRTIO_SCSI_S_ABORTED
+            last = <uint32_t> VIRTIO_SCSI_S_ABORTED << 24
             if task.generation == vr_load_acquire_u32(&task.nexus.reset_generation):
-                head.response = <uint8_t> VIRTIO_SCSI_S_RESET
-            failed = True
+                last = <uint32_t> VIRTIO_SCSI_S_RESET << 24
         elif vr_unlikely(task.overrun):
-            head.response = <uint8_t> VIRTIO_SCSI_S_OVERRUN
-            failed = True
+            last = <uint32_t> VIRTIO_SCSI_S_OVERRUN << 24
         else:
-            head.status = task.status
-            head.resid = <uint32_t> min(task.residual, <uint64_t> 0xffffffff)
-            if vr_unlikely(task.sense_length):
-                head.sense_len = min(<uint32_t> task.sense_length, slot.sense_size)
-                memcpy(response + SENSE_AT, task.sense, head.sense_len)
+            residual = <uint32_t> min(task.residual, <uint64_t> 0xffffffff)
+            sense_length = min(<uint32_t> task.sense_length, slot.sense_size)
+            last = <uint32_t> task.status << 16
             failed = task.status != STATUS_GOOD
-        if vr_likely(slot.whole == 1 and size == USUAL_RESPONSE and slot.split.iov_len == 0):
-            memcpy(slot.response.iov_base, response, USUAL_RESPONSE)
+        if vr_likely(slot.whole == 1 and size == USUAL_RESPONSE and sense_length == 0
+                     and slot.split.iov_len == 0):
+            # In one piece: written in place, in words. (Assembled on the stack from small stores
+            # it would have to wait for them before it is copied.)
+            at = <uint8_t *> slot.response.iov_base
+            put_head(at, 0, residual, last)
+            memset(at + SENSE_AT, 0, USUAL_RESPONSE - SENSE_AT)     # a constant size: no call
         else:
-            for i in range(slot.whole):
-                memcpy(slot.response[i].iov_base, response + done, slot.response[i].iov_len)
-                done += <uint32_t> slot.response[i].iov_len
-            memcpy(slot.split.iov_base, response + done, slot.split.iov_len)
+            self.scatter(slot, size, sense_length, residual, last)
         if vr_unlikely(q.log != NULL):
             # What lies in whole segments, and Data-In, is marked when the chain is pushed.
             mark_dirty_host(q.log, q.memory, <uint8_t *> slot.split.iov_base, slot.split.iov_len)
@@ -159,6 +152,20 @@ cdef class ScsiAnswers(TaskOwner):
         slot.next = slot.spare[0]
         slot.spare[0] = slot
         vring_push(q, req, <uint32_t> written)
+
+
+    cdef void scatter(self, ScsiSlot *slot, uint32_t size, uint32_t sense_length,
+                      uint32_t residual, uint32_t last) noexcept nogil:
+        """Put a response where the driver wants it, in pieces of whatever sizes."""
+        cdef uint8_t response[SENSE_AT + MOST_SENSE]
+        cdef uint32_t done = 0, i
+        memset(response, 0, size)
+        put_head(response, sense_length, residual, last)
+        memcpy(response + SENSE_AT, slot.task.sense, sense_length)
+        for i in range(slot.whole):
+            memcpy(slot.response[i].iov_base, response + done, slot.response[i].iov_len)
+            done += <uint32_t> slot.response[i].iov_len
+        memcpy(slot.split.iov_base, response + done, slot.split.iov_len)
 
 
 cdef class ScsiDevice(QueueHandler):
