@@ -209,35 +209,23 @@ class QueueGroup:
 
 
 @record
-class VhostUserBlkOptions:
-    """`--export type=vhost-user-blk`: a disk for one virtual machine."""
+class DeviceOptions:
+    """What every export has: a socket, queues, and the IOThreads that serve them."""
 
     id: str = option(identifier, help="name of the export")
-    node_name: str = option(node_name, help="the block node to serve")
     addr: UnixAddress | FdAddress = option(
         Variant("type", {"unix": UnixAddress, "fd": FdAddress}), help="the vhost-user socket"
-    )
-    writable: bool = option(switch, default=False, help="the guest may write")
-    writethrough: bool = option(switch, default=False, help="flush after every write")
-    num_queues: int = option(
-        integer(1, MAX_QUEUES), default=1, help="request queues the guest may use"
     )
     queue_size: int = option(
         power_of_two(integer(2, MAX_QUEUE_SIZE)),
         default=MAX_QUEUE_SIZE,
         help="most entries a guest may give a queue",
     )
-    logical_block_size: int | None = option(
-        _block_size, default=None, help="default: 512, or more if the disk needs it"
-    )
-    physical_block_size: int | None = option(_block_size, default=None, help="default: the disk's")
-    opt_io_size: int = option(size(0, 1 << 31), default=0, help="best request size; 0: not told")
     seg_max: int | None = option(
         integer(1, MAX_QUEUE_SIZE - 2),
         default=None,
         help="most segments per request; default: 126 or what queue-size allows",
     )
-    serial: str = option(limited_text(20), default="", help="serial number, at most 20 bytes")
     iothread: tuple[str, ...] = option(
         names, default=(), help="an IOThread, or a list that shares the queues"
     )
@@ -252,14 +240,32 @@ class VhostUserBlkOptions:
     fixed_iothread: bool = option(
         switch, default=False, help="accepted; queues never move by themselves"
     )
-    allow_inactive: bool = option(switch, default=False, help="accepted; nodes are always active")
     packed: bool = option(switch, default=True, help="offer packed rings")
     event_idx: bool = option(switch, default=True, help="offer VIRTIO_F_EVENT_IDX")
     in_order: bool = option(switch, default=False, help="offer VIRTIO_F_IN_ORDER")
+    origin: str = _origin()
+
+
+@record
+class VhostUserBlkOptions(DeviceOptions):
+    """`--export type=vhost-user-blk`: a disk for one virtual machine."""
+
+    node_name: str = option(node_name, help="the block node to serve")
+    writable: bool = option(switch, default=False, help="the guest may write")
+    writethrough: bool = option(switch, default=False, help="flush after every write")
+    num_queues: int = option(
+        integer(1, MAX_QUEUES), default=1, help="request queues the guest may use"
+    )
+    logical_block_size: int | None = option(
+        _block_size, default=None, help="default: 512, or more if the disk needs it"
+    )
+    physical_block_size: int | None = option(_block_size, default=None, help="default: the disk's")
+    opt_io_size: int = option(size(0, 1 << 31), default=0, help="best request size; 0: not told")
+    serial: str = option(limited_text(20), default="", help="serial number, at most 20 bytes")
+    allow_inactive: bool = option(switch, default=False, help="accepted; nodes are always active")
     config_wce: bool = option(
         switch, default=True, help="the guest may switch between writeback and writethrough"
     )
-    origin: str = _origin()
 
 
 @record
@@ -307,13 +313,9 @@ class ScsiDeviceOptions:
 
 
 @record
-class VhostUserScsiOptions:
+class VhostUserScsiOptions(DeviceOptions):
     """`--export type=vhost-user-scsi`: SCSI disks and CD-ROM drives for one virtual machine."""
 
-    id: str = option(identifier, help="name of the export")
-    addr: UnixAddress | FdAddress = option(
-        Variant("type", {"unix": UnixAddress, "fd": FdAddress}), help="the vhost-user socket"
-    )
     devices: tuple[ScsiDeviceOptions, ...] = option(
         ListOf(Nested(ScsiDeviceOptions)), help="the disks and drives"
     )
@@ -326,41 +328,11 @@ class VhostUserScsiOptions:
     num_queues: int = option(
         integer(1, MAX_QUEUES - 2), default=1, help="command queues the guest may use"
     )
-    queue_size: int = option(
-        power_of_two(integer(2, MAX_QUEUE_SIZE)),
-        default=MAX_QUEUE_SIZE,
-        help="most entries a guest may give a queue",
-    )
-    seg_max: int | None = option(
-        integer(1, MAX_QUEUE_SIZE - 2),
-        default=None,
-        help="most segments per command; default: 126 or what queue-size allows",
-    )
     cmd_per_lun: int = option(
         integer(1, MAX_QUEUE_SIZE),
         default=128,
         help="commands that a guest sends to a device at once",
     )
-    iothread: tuple[str, ...] = option(
-        names, default=(), help="an IOThread, or a list that shares the command queues"
-    )
-    iothread_vq_mapping: tuple[QueueGroup, ...] = option(
-        ListOf(Nested(QueueGroup), least=0),
-        default=(),
-        help="which IOThread serves which command queues",
-    )
-    iothreads: int | str | None = option(
-        thread_count,
-        default=None,
-        help="make this many IOThreads for this export and share the queues, or one per-vq",
-    )
-    fixed_iothread: bool = option(
-        switch, default=False, help="accepted; queues never move by themselves"
-    )
-    packed: bool = option(switch, default=True, help="offer packed rings")
-    event_idx: bool = option(switch, default=True, help="offer VIRTIO_F_EVENT_IDX")
-    in_order: bool = option(switch, default=False, help="offer VIRTIO_F_IN_ORDER")
-    origin: str = _origin()
 
     @property
     def initiator_name(self) -> str:

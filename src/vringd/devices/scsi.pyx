@@ -153,7 +153,6 @@ cdef class ScsiAnswers(TaskOwner):
         slot.spare[0] = slot
         vring_push(q, req, <uint32_t> written)
 
-
     cdef void scatter(self, ScsiSlot *slot, uint32_t size, uint32_t sense_length,
                       uint32_t residual, uint32_t last) noexcept nogil:
         """Put a response where the driver wants it, in pieces of whatever sizes."""

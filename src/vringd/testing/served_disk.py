@@ -93,6 +93,7 @@ class ServedScsi:
         num_queues: int = 1,
         iothreads: int | None = 1,
         devices: Sequence[Mapping[str, str]] = (),
+        node: Mapping[str, str] | None = None,
         export: Mapping[str, str] | None = None,
     ) -> None:
         self.name = name
@@ -108,11 +109,10 @@ class ServedScsi:
             **(export or {}),
         }
         for number, image in enumerate(images):
-            node = f"{name}{number}"
-            options = {"driver": "file", "node-name": node, "filename": str(image)}
-            words += ["--blockdev", _keyval({**options, "discard": "unmap"})]
+            known = {"driver": "file", "node-name": f"{name}{number}", "filename": str(image)}
+            words += ["--blockdev", _keyval({**known, "discard": "unmap", **(node or {})})]
             more = devices[number] if number < len(devices) else {}
-            device = {"node-name": node, "writable": "on", **more}
+            device = {"node-name": f"{name}{number}", "writable": "on", **more}
             for key, value in device.items():
                 export_options[f"devices.{number}.{key}"] = value
         self.arguments = (*words, "--export", _keyval(export_options))

@@ -1,13 +1,14 @@
-"""One cell from a published one: what experiments have in common."""
+"""From a publication to cells: what experiments have in common."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from vringd.bench.experiments.cells import Backend, Cell, Plan
+from vringd.bench.experiments.cells import Backend, Cell, Experiment, Plan
 from vringd.bench.experiments.placement import measured_as, place
-from vringd.bench.experiments.published import Publication, Series
+from vringd.bench.experiments.published import Publication, Series, load
 from vringd.bench.jobfile import read_global
 from vringd.bench.lab.load import Job
 from vringd.bench.lab.setup import Disk, Kind, Setup
@@ -36,7 +37,33 @@ class Shape:
     words: tuple[str, ...] = ()
 
 
-def build_cell(
+def build(
+    name: str,
+    plan: Plan,
+    backends: tuple[Backend, ...],
+    notes: tuple[str, ...],
+    shape_of: Callable[[Series, str], Shape],
+    *,
+    queue_size: int,
+    kind: Kind = "blk",
+) -> Experiment:
+    """All cells of a publication; backends: unless the plan has its own."""
+    publication = load(name)
+    chosen = tuple(plan.backends) or backends
+    cells = tuple(
+        _build_cell(
+            *(publication, series, label, backend, plan, shape_of(series, label)),
+            queue_size=queue_size,
+            kind=kind,
+        )
+        for backend in chosen
+        for series in publication.series
+        for label in series.cells
+    )
+    return Experiment(publication, chosen, cells, notes, kind)
+
+
+def _build_cell(
     publication: Publication,
     series: Series,
     label: str,
@@ -45,7 +72,7 @@ def build_cell(
     shape: Shape,
     *,
     queue_size: int,
-    kind: Kind = "blk",
+    kind: Kind,
 ) -> Cell:
     """The cell on the CPUs at hand; its key tells whatever makes it differ from others."""
     placement = place(series.pinning, plan.cpus, shape.threads)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from vringd.bench.experiments.building import LOAD_NOTE, Shape, build_cell
+from vringd.bench.experiments.building import LOAD_NOTE, Shape, build
 from vringd.bench.experiments.cells import Backend, Experiment, Plan
-from vringd.bench.experiments.published import load
+from vringd.bench.experiments.published import Series
 
 NAME: Final = "virtio-scsi-iothreads"
 
@@ -39,22 +39,10 @@ _NOTES: Final = (
 
 def experiment(plan: Plan) -> Experiment:
     """The cells for the CPUs at hand."""
-    publication = load(NAME)
-    backends = tuple(plan.backends) or _BACKENDS
-    cells = [
-        build_cell(
-            *(publication, series, label, backend, plan, _shape(label)),
-            queue_size=_QUEUE_SIZE,
-            kind="scsi",
-        )
-        for backend in backends
-        for series in publication.series
-        for label in series.cells
-    ]
-    return Experiment(publication, backends, tuple(cells), _NOTES, "scsi")
+    return build(NAME, plan, _BACKENDS, _NOTES, _shape, queue_size=_QUEUE_SIZE, kind="scsi")
 
 
-def _shape(label: str) -> Shape:
+def _shape(series: Series, label: str) -> Shape:
     match = _LABEL.fullmatch(label)
     assert match is not None
     return Shape(int(match[1]), _QUEUES)
