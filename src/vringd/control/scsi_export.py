@@ -29,7 +29,13 @@ from vringd.devices.scsi_config import (
     ScsiSettings,
 )
 from vringd.devices.scsi_control import ScsiControl
-from vringd.devices.scsi_events import CAPACITY_CHANGED, Event, EventQueue, ResetReason
+from vringd.devices.scsi_events import (
+    CAPACITY_CHANGED,
+    MODE_CHANGED,
+    Event,
+    EventQueue,
+    ResetReason,
+)
 from vringd.vhost_user.host import UNCHANGED, Unchanged
 
 logger = logging.getLogger("vringd.export")
@@ -209,6 +215,7 @@ class ScsiExport:
         shared = self._units.open(options, backend)
         unit = AttachedUnit(options, target, shared, self.options.initiator_name, _PORT)
         await self._paths.add(unit)
+        shared.on_mode_change.append(self._tell_mode_changes)
         self._tell(F_HOTPLUG, Event.TRANSPORT_RESET, unit, ResetReason.RESCAN)
         return unit
 
@@ -216,8 +223,16 @@ class ScsiExport:
         """Take a device away: its commands end as aborted, and the driver is told. Raises
         KeyError if there is none."""
         unit = self._paths.units[target, lun]
+        unit.shared.on_mode_change.remove(self._tell_mode_changes)
         await self._paths.remove(unit, self.settle)
         self._tell(F_HOTPLUG, Event.TRANSPORT_RESET, unit, ResetReason.REMOVED)
+
+    def _tell_mode_changes(self) -> None:
+        for unit in self._paths.units.values():
+            changes = unit.nexus.mode_changes
+            if changes != unit.told_mode_changes:
+                unit.told_mode_changes = changes
+                self._tell(F_CHANGE, Event.PARAM_CHANGE, unit, MODE_CHANGED)
 
     def refresh_size(self) -> bool:
         """Look at the sizes of the disks again and tell the guest what changed; whether anything
@@ -258,4 +273,6 @@ class ScsiExport:
     async def close(self) -> None:
         """Let go of the devices; no queue is attached any more."""
         await self._queues.close()
+        for unit in self._paths.units.values():
+            unit.shared.on_mode_change.remove(self._tell_mode_changes)
         await self._paths.close()

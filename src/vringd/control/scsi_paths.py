@@ -29,6 +29,7 @@ class AttachedUnit:
         self.nexus: ScsiNexus = shared.unit.open_nexus(initiator, port=port)
         self.channels = ChannelSet(shared.backend)
         self.told_capacity = shared.unit.capacity
+        self.told_mode_changes = 0
 
     @property
     def turn(self) -> asyncio.Lock:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
+from collections.abc import Callable
 
 from vringd.block.backend import BlockBackend
 from vringd.block.null import NullBackend
@@ -23,6 +25,21 @@ class SharedUnit:
     backend: BlockBackend
     has_medium: bool = True
     turn: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
+    on_mode_change: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+
+    def watch(self) -> None:
+        """Call `on_mode_change` whenever an initiator has changed mode parameters."""
+        asyncio.get_running_loop().add_reader(self.unit.change_fd, self._mode_changed)
+
+    def _mode_changed(self) -> None:
+        os.eventfd_read(self.unit.change_fd)
+        for tell in self.on_mode_change:
+            tell()
+
+    def close(self) -> None:
+        """No export uses the unit any more."""
+        asyncio.get_running_loop().remove_reader(self.unit.change_fd)
+        self.unit.close()
 
     def refresh_size(self) -> None:
         """Look at the disk's size again. Raises OSError."""
@@ -43,6 +60,7 @@ class ScsiUnits:
         shared = None if options.node_name is None else self._by_node.get(options.node_name)
         if shared is None:
             shared = _make_unit(options, backend)
+            shared.watch()
             self._all.append(shared)
             if options.node_name is not None:
                 self._by_node[options.node_name] = shared
@@ -51,7 +69,7 @@ class ScsiUnits:
     def close(self) -> None:
         """Close all units; no export uses them any more."""
         for shared in self._all:
-            shared.unit.close()
+            shared.close()
         self._by_node.clear()
         self._all.clear()
 

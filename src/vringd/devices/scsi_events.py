@@ -34,6 +34,7 @@ def change_reason(code: int, qualifier: int) -> int:
 
 
 CAPACITY_CHANGED: Final = change_reason(0x2A, 0x09)
+MODE_CHANGED: Final = change_reason(0x2A, 0x01)
 
 
 class EventQueue:

@@ -24,5 +24,6 @@ cdef enum Attention:
 cdef void raise_attention(NexusState *nexus, uint32_t attention) noexcept nogil
 cdef void raise_attentions(UnitState *unit, uint32_t attention,
                            NexusState *except_for) noexcept nogil
+cdef void tell_mode_change(UnitState *unit, NexusState *by) noexcept nogil
 cdef uint32_t take_attention(NexusState *nexus) noexcept nogil
 cdef uint32_t attention_code(uint32_t attention) noexcept nogil

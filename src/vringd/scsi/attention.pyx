@@ -1,8 +1,9 @@
 """Unit attention conditions: what an initiator must be told before its next command is served."""
 
-from libc.stdint cimport uint32_t
+from libc.stdint cimport uint32_t, uint64_t
 
-from vringd.core.sys cimport vr_fetch_and_u32, vr_fetch_or_u32, vr_load_relaxed_u32
+from vringd.core.sys cimport (
+    vr_fetch_and_u32, vr_fetch_or_u32, vr_load_relaxed_u32, vr_store_release_u32, write)
 from vringd.scsi.state cimport GATE_ATTENTIONS, NexusState, UnitState
 
 
@@ -18,6 +19,19 @@ cdef void raise_attentions(UnitState *unit, uint32_t attention,
         if nexus != except_for:
             raise_attention(nexus, attention)
         nexus = nexus.next
+
+
+cdef void tell_mode_change(UnitState *unit, NexusState *by) noexcept nogil:
+    """A nexus has changed mode parameters: the others are told, and so are their owners, who may
+    have a way to tell initiators at once. Under UnitState.lock."""
+    cdef NexusState *nexus = unit.nexuses
+    cdef uint64_t one = 1
+    raise_attentions(unit, ATTENTION_MODE, by)
+    while nexus != NULL:
+        if nexus != by:
+            vr_store_release_u32(&nexus.mode_changes, nexus.mode_changes + 1)
+        nexus = nexus.next
+    write(unit.change_fd, &one, 8)
 
 
 cdef uint32_t take_attention(NexusState *nexus) noexcept nogil:

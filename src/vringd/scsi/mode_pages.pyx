@@ -12,7 +12,7 @@ from vringd.core.stats cimport KIND_FLUSH
 from vringd.core.sys cimport (
     pthread_mutex_lock, pthread_mutex_unlock, vr_load_relaxed_u32, vr_load_relaxed_u64,
     vr_store_release_u32)
-from vringd.scsi.attention cimport ATTENTION_MODE, raise_attentions
+from vringd.scsi.attention cimport tell_mode_change
 from vringd.scsi.bytes cimport get16, get32, get64, put16, put24, put32, put64
 from vringd.scsi.sense cimport CODE_LIST_LENGTH, CODE_SAVING_UNSUPPORTED, KEY_ILLEGAL_REQUEST
 from vringd.scsi.state cimport TYPE_DISK, ScsiTask, UnitState
@@ -248,7 +248,7 @@ cdef void apply_pages(ScsiTask *task, uint32_t at, uint32_t end) noexcept nogil:
                 vr_store_release_u32(&unit.write_protected, unit.read_only or unit.swp)
         at += <uint32_t> page[1] + 2
     if changed:
-        raise_attentions(unit, ATTENTION_MODE, task.nexus)
+        tell_mode_change(unit, task.nexus)
     pthread_mutex_unlock(&unit.lock)
     if cache_off:
         # What was written before is durable by the time this is answered (SBC-4 6.5.6).

@@ -125,6 +125,7 @@ cdef struct UnitState:
     ScsiTask *waiting           # tasks that wait for these, or for tasks that are being aborted
     uint64_t ticket             # given to tasks in the order in which they ask for a range
     uint32_t media_events       # GET EVENT STATUS NOTIFICATION: what is new
+    int change_fd               # eventfd: mode_changes of some nexus has grown
     void *object                # the ScsiUnit
 
 
@@ -134,6 +135,7 @@ cdef struct NexusState:
     uint32_t generation         # word: tasks that began in an earlier one are aborted
     uint32_t ended              # the generation that the control plane's last abort ended
     uint32_t reset_generation   # word: the last generation that a reset ended; none: its own + 1
+    uint32_t mode_changes       # word: how often others have changed mode parameters
     uint32_t prevents           # this nexus prevents the removal of the medium
     ScsiTask *aborter           # PREEMPT AND ABORT that waits for tasks of this nexus
     uint32_t awaited            # which of Lane.running counts them

@@ -6,7 +6,7 @@ from libc.string cimport memcpy, memset
 
 from vringd.core.channel cimport Channel
 from vringd.core.sys cimport (
-    alloc_lines, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock,
+    EFD_CLOEXEC, EFD_NONBLOCK, alloc_lines, close, errno, eventfd, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock,
     pthread_mutex_unlock, vr_load_acquire_u32, vr_load_relaxed_u32, vr_load_relaxed_u64,
     vr_store_release_ptr, vr_store_release_u32, vr_store_release_u64)
 from vringd.scsi.attention cimport (
@@ -23,6 +23,8 @@ from vringd.scsi.reservations cimport (
 from vringd.scsi.state cimport (
     MAX_LANES, MEDIUM_ABSENT, MEDIUM_EJECTED, MEDIUM_READY, NAME_ROOM, TYPE_CDROM, TYPE_DISK,
     Lane, NexusState)
+
+import os
 
 import vringd
 from vringd.scsi.reservation_file import load_reservations
@@ -147,9 +149,14 @@ cdef class ScsiUnit:
         if self.state == NULL:
             raise MemoryError
         pthread_mutex_init(&self.state.lock, NULL)
+        self.state.change_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        if self.state.change_fd < 0:
+            raise OSError(errno, os.strerror(errno))
 
     def __dealloc__(self):
         if self.state != NULL:
+            if self.state.change_fd >= 0:
+                close(self.state.change_fd)
             pthread_mutex_destroy(&self.state.lock)
             free(self.state.reservations)
             free(self.state)
@@ -266,6 +273,11 @@ cdef class ScsiUnit:
     def prevents_removal(self):
         """Whether some initiator prevents the removal of the medium."""
         return vr_load_relaxed_u32(&self.state.prevents) != 0
+
+    @property
+    def change_fd(self):
+        """An eventfd, readable when `mode_changes` of some nexus has grown."""
+        return self.state.change_fd
 
     # ---- what happens to it -------------------------------------------------------------------
 
@@ -420,6 +432,11 @@ cdef class ScsiNexus:
     def port(self):
         """Relative target port identifier."""
         return self.state.port
+
+    @property
+    def mode_changes(self):
+        """How often other initiators have changed mode parameters, modulo 2^32."""
+        return vr_load_acquire_u32(&self.state.mode_changes)
 
     def open_lane(self, index, Channel channel not None):
         """Let the IOThread of channel execute tasks, through lane number index (0 to 63). Raises

@@ -467,6 +467,23 @@ def test_two_guests_share_a_unit_and_reservations_keep_them_apart(host: ScsiHost
         assert theirs.run(cdb.transfer(WRITE, 0, 1), data_out=bytes(512)).status == 0x18
 
 
+def test_a_mode_that_one_guest_changes_is_an_event_for_the_others(host: ScsiHost) -> None:
+    shared = ScsiDeviceOptions(node_name="disk", writable=True, share_rw=True)
+    host.serve([shared], name="a")
+    host.serve([shared], name="b")
+    with guest_of(host, "a") as a, guest_of(host, "b") as b:
+        a.events.provide(1)
+        b.events.provide(2)
+        page = a.disks[0].run(cdb.mode_sense_6(0x08), data_in=255).check().data[12:32]
+        for wce in (page[2] & ~4, page[2] | 4):
+            changed = bytes(4) + page[:2] + bytes([wce]) + page[3:]
+            a.disks[0].run(cdb.mode_select_6(len(changed)), data_out=changed).check()
+            assert b.events.receive() == (3, encode_reported_lun(0, 0), 0x2A | 0x01 << 8, False)
+            assert b.disks[0].run(bytes(6)).sense == (6, 0x2A, 1)
+        with pytest.raises(TimeoutError):
+            a.events.receive(0.1)
+
+
 def test_reset_ends_the_tasks_of_other_guests_too(host: ScsiHost, disk: FaultBackend) -> None:
     shared = ScsiDeviceOptions(node_name="disk", writable=True, share_rw=True)
     host.serve([shared], name="a")
