@@ -25,8 +25,8 @@ cdef class ScsiPath(Channel):
 
 cdef class ScsiAnswers(TaskOwner):
     cdef void answer(self, ScsiSlot *slot) noexcept nogil
-    cdef void scatter(self, ScsiSlot *slot, uint32_t size, uint32_t sense_length,
-                      uint32_t residual, uint32_t last) noexcept nogil
+    cdef void scatter(self, ScsiSlot *slot, uint32_t sense_length, uint32_t residual,
+                      uint32_t last) noexcept nogil
 
 
 cdef class ScsiDevice(QueueHandler):

@@ -6,9 +6,10 @@ from libc.string cimport memcpy, memset
 
 from vringd.core.channel cimport Channel
 from vringd.core.sys cimport (
-    EFD_CLOEXEC, EFD_NONBLOCK, alloc_lines, close, errno, eventfd, pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock,
-    pthread_mutex_unlock, vr_load_acquire_u32, vr_load_relaxed_u32, vr_load_relaxed_u64,
-    vr_store_release_ptr, vr_store_release_u32, vr_store_release_u64)
+    EFD_CLOEXEC, EFD_NONBLOCK, alloc_lines, close, errno, eventfd, pthread_mutex_destroy,
+    pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock, vr_load_acquire_u32,
+    vr_load_relaxed_u32, vr_load_relaxed_u64, vr_store_release_ptr, vr_store_release_u32,
+    vr_store_release_u64)
 from vringd.scsi.attention cimport (
     ATTENTION_CAPACITY, ATTENTION_CLEARED, ATTENTION_EJECT, ATTENTION_MEDIUM, ATTENTION_NEXUS_LOSS,
     ATTENTION_POWER_ON, ATTENTION_RESET, raise_attention, raise_attentions)
