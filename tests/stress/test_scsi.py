@@ -55,7 +55,7 @@ def test_tmf_storm_on_moving_queues(
     export = host.serve(
         [ScsiDeviceOptions(node_name="disk", writable=True)], num_queues=QUEUES, queue_size=128
     )
-    disk.rules.set(["read", "write"], delay_ns=300 * US)
+    disk.rules.set(["read", "write"], delay_ns=5000 * US)
     end = threading.Event()
 
     def shuffle() -> None:
@@ -70,7 +70,10 @@ def test_tmf_storm_on_moving_queues(
         try:
             deadline = time.monotonic() + seconds
             functions = 0
-            while time.monotonic() < deadline or functions < 10:
+            # On a slow machine tasks may be over before a function reaches them.
+            while time.monotonic() < deadline or (
+                functions < 300 and not {Response.ABORTED, Response.RESET} <= set(ended)
+            ):
                 tokens = [
                     (driver, driver.submit(cdb.transfer(READ, i, 1), data_in=512, tag=i))
                     for driver in guest.disks
@@ -103,8 +106,7 @@ def test_tmf_storm_on_moving_queues(
             end.set()
             mover.join()
         guest.ram.check()
-    assert ended[Response.ABORTED] > 0
-    assert ended[Response.RESET] > 0
+    assert {Response.OK, Response.ABORTED, Response.RESET} <= set(ended)
 
 
 def test_units_come_and_go_under_load(host: ScsiHost, seconds: float) -> None:
