@@ -39,6 +39,7 @@ class ManagedThread:
         self.on_broken: dict[int, Callable[[str], None]] = {}
         self._waiting: dict[int, asyncio.Future[int]] = {}
         self._told_buffers = False
+        self._failed = 0
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -71,12 +72,19 @@ class ManagedThread:
 
     def _fail(self, status: int) -> None:
         logger.critical("IOThread %s ended by itself: %s", self.name, os.strerror(-status))
+        self._failed = status
         for future in self._waiting.values():
             if not future.done():
                 future.set_result(status)
         self._waiting.clear()
+        for report in list(self.on_broken.values()):
+            report(f"its IOThread {self.name} ended by itself")
 
     async def _answer(self, token: int, what: str) -> None:
+        if self._failed:
+            raise IOThreadError(
+                -self._failed, f"IOThread {self.name} cannot {what}: it has ended by itself"
+            )
         future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self._waiting[token] = future
         while True:
@@ -96,6 +104,8 @@ class ManagedThread:
 
     async def remove_channel(self, channel: Channel) -> None:
         """Stop a channel that no queue uses any more."""
+        if self._failed:
+            return  # the thread took the channel with it
         await self._answer(self.thread.remove_channel(channel), "stop a channel")
 
     async def attach(
@@ -124,6 +134,9 @@ class ManagedThread:
 
     async def detach(self, queue: Virtqueue) -> None:
         """Drain queue and take it back."""
+        if self._failed:
+            self.on_broken.pop(id(queue), None)
+            return  # nobody uses it any more
         await self._answer(self.thread.detach(queue), f"drain queue {queue.index}")
         self.on_broken.pop(id(queue), None)
 
@@ -148,7 +161,8 @@ class ManagedThread:
 
     async def stop(self) -> None:
         """End the thread, which has neither queues nor channels any more."""
-        await self._answer(self.thread.stop(), "stop")
+        if not self._failed:
+            await self._answer(self.thread.stop(), "stop")
         await asyncio.get_running_loop().run_in_executor(None, self.thread.join)
         assert self._loop is not None
         self._loop.remove_reader(self.thread.event_fd)
