@@ -15,7 +15,7 @@ from vringd.control.threads import ManagedThread
 from vringd.core.iothread import IOThread
 from vringd.testing.driver import DriverQueue
 from vringd.testing.frontend import Frontend
-from vringd.testing.memory import GuestRam
+from vringd.testing.memory import GuestRam, RegionSpec
 from vringd.testing.scsi import ControlDriver, EventDriver, ScsiDriver
 from vringd.vhost_user.server import VhostUserServer
 
@@ -114,6 +114,16 @@ class ScsiHost:
         return self.run(start())
 
 
+def _ram(number: int) -> GuestRam:
+    """Guest memory apart from that of other numbers."""
+    spec = RegionSpec(
+        1 << 20,
+        guest_addr=0x1_0000_0000 * (number + 1),
+        user_addr=0x7F00_0000_0000 - (number << 32),
+    )
+    return GuestRam([spec])
+
+
 class ScsiGuest:
     """A connected front-end with all queues running; `disks[i]` sends commands on queue i."""
 
@@ -125,22 +135,28 @@ class ScsiGuest:
         num_queues: int = 2,
         packed: bool = False,
         indirect: bool = False,
-        ram_bytes: int = 4 << 20,
         features: int = ~0,
     ) -> None:
-        self.ram = GuestRam([ram_bytes])
+        # Each queue has memory of its own: what two IOThreads write one after the other because
+        # the driver used a buffer again would be a race to a sanitizer, which does not see drivers.
+        self.rams = [_ram(number) for number in range(2 + num_queues)]
         self.frontend = Frontend.connect(folder / f"{name}.sock")
         self.frontend.negotiate(features=features if packed else features & ~(1 << 34))
-        self.frontend.add_ram(self.ram)
+        for ram in self.rams:
+            self.frontend.add_ram(ram)
         self.queues = [
-            DriverQueue(self.ram, RING, packed=packed, max_indirect=RING)
-            for _ in range(2 + num_queues)
+            DriverQueue(ram, RING, packed=packed, max_indirect=RING) for ram in self.rams
         ]
         for index, queue in enumerate(self.queues):
             self.frontend.attach(index, queue)
         self.control = ControlDriver(self.queues[0])
         self.events = EventDriver(self.queues[1])
         self.disks = [ScsiDriver(queue, indirect=indirect) for queue in self.queues[2:]]
+
+    def check_ram(self) -> None:
+        """Nothing was written where it does not belong. Raises GuestRamError."""
+        for ram in self.rams:
+            ram.check()
 
     def quiesce(self) -> None:
         """Send TEST UNIT READY until there are no unit attentions any more."""
@@ -161,4 +177,5 @@ class ScsiGuest:
         self.frontend.close()
         for queue in self.queues:
             queue.close()
-        self.ram.close()
+        for ram in self.rams:
+            ram.close()

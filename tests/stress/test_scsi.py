@@ -105,7 +105,7 @@ def test_tmf_storm_on_moving_queues(
         finally:
             end.set()
             mover.join()
-        guest.ram.check()
+        guest.check_ram()
     assert {Response.OK, Response.ABORTED, Response.RESET} <= set(ended)
 
 

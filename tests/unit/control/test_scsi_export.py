@@ -59,7 +59,7 @@ def guest(host: ScsiHost, request: pytest.FixtureRequest) -> Iterator[ScsiGuest]
         host, packed=request.param == "packed", indirect=request.param == "indirect"
     ) as guest:
         yield guest
-        guest.ram.check()
+        guest.check_ram()
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def plain(host: ScsiHost) -> Iterator[ScsiGuest]:
     host.serve([DISK])
     with guest_of(host) as guest:
         yield guest
-        guest.ram.check()
+        guest.check_ram()
 
 
 # ---- commands
@@ -311,7 +311,7 @@ def test_malformed_control_request_breaks_the_device(
 
 def test_command_without_a_whole_header_breaks_the_device(plain: ScsiGuest) -> None:
     queue = plain.queues[2]
-    at = plain.ram.alloc(256)
+    at = plain.rams[2].alloc(256)
     queue.add([(at, 50)], [(at + 64, 108)])
     queue.publish()
     queue.kick()
@@ -342,7 +342,7 @@ def test_control_queue_uses_another_call_descriptor_from_now_on(plain: ScsiGuest
 
 
 def test_memory_comes_and_goes_while_all_queues_run(plain: ScsiGuest) -> None:
-    region = plain.ram.add_region(MIB)
+    region = plain.rams[2].add_region(MIB)
     plain.frontend.add_region(
         region.guest_addr, region.size, region.user_addr, region.fd, region.mmap_offset
     )
