@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from vringd.testing.peers import missing_reason, run_peer
-from vringd.testing.served_disk import ServedDisk, Vringd, run_vringd
+from vringd.testing.served_disk import ServedDisk, ServedScsi, Vringd, run_vringd
 from vringd.testing.storage_daemon import StorageDaemon
 
 MIB = 1 << 20
@@ -31,9 +31,13 @@ def image(folder: Path) -> Path:
 
 @contextmanager
 def serve(kind: str, folder: Path, image: Path, num_queues: int = 2) -> Iterator[Path]:
-    """The socket of a server of `image`."""
-    if kind == "vringd":
-        disk = ServedDisk(folder, image, num_queues=num_queues, iothreads=2)
+    """The socket of a server of `image`; a virtio-scsi device's is scsi.sock."""
+    if kind.startswith("vringd"):
+        disk: ServedDisk | ServedScsi = ServedDisk(
+            folder, image, num_queues=num_queues, iothreads=2
+        )
+        if kind == "vringd-scsi":
+            disk = ServedScsi(folder, [image], num_queues=num_queues, iothreads=2)
         with Vringd(folder, [disk]):
             yield disk.socket
         return
@@ -43,14 +47,15 @@ def serve(kind: str, folder: Path, image: Path, num_queues: int = 2) -> Iterator
         yield daemon.socket
 
 
-@pytest.fixture(params=["vringd", "qemu-storage-daemon"])
+@pytest.fixture(params=["vringd", "vringd-scsi", "qemu-storage-daemon"])
 def socket(request: pytest.FixtureRequest, folder: Path, image: Path) -> Iterator[Path]:
     with serve(request.param, folder, image) as socket:
         yield socket
 
 
 def bench(socket: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return run_vringd("bench", "--socket", str(socket), *words, timeout=60)
+    kind = "scsi" if socket.name == "scsi.sock" else "blk"
+    return run_vringd("bench", "--device", kind, "--socket", str(socket), *words, timeout=60)
 
 
 def bench_json(socket: Path, *words: str) -> list[dict]:  # type: ignore[type-arg]
@@ -97,6 +102,14 @@ def test_sequential_pass_transfers_the_size_once(socket: Path) -> None:
 def test_written_data_verify(socket: Path, words: list[str]) -> None:
     done = bench(socket, *words, "--size=8m", "--iodepth=16", "--verify=crc32c")
     assert done.returncode == 0, done.stderr
+
+
+def test_trimmed_blocks_are_counted_and_read_as_zeros(socket: Path, image: Path) -> None:
+    written = bench(socket, "--rw=write", "--bs=64k", "--size=4m", "--iodepth=8")
+    assert written.returncode == 0, written.stderr
+    (job,) = bench_json(socket, "--rw=trim", "--bs=64k", "--size=4m", "--iodepth=8")
+    assert job["trim"]["total_ios"] == 64
+    assert image.read_bytes()[: 4 * MIB] == bytes(4 * MIB)
 
 
 def test_two_jobs_that_share_a_queue_verify(socket: Path) -> None:

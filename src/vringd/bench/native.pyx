@@ -169,7 +169,7 @@ cdef class NativeJob:
         cdef uint32_t i
         cdef uint64_t stride = (most + 4095) // 4096 * 4096
         cdef uint64_t room = SCSI_HEADER_ROOM if self.job.plan.scsi else BLK_HEADER_ROOM
-        cdef uint64_t headers = self.allocate(depth * room, room)
+        cdef uint64_t headers = self.allocate(depth * room, 128)
         cdef uint64_t data = self.allocate(depth * stride, 4096)
         cdef uint8_t *headers_at = <uint8_t *> ram_pointer(
             self.ram, headers, depth * room, self.pins)

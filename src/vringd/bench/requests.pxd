@@ -37,10 +37,9 @@ cdef extern from "<linux/virtio_scsi.h>" nogil:
 
 cdef enum:                      # in a slot's header
     BLK_STATUS_AT = 40          # after the request and a discard's range
-    SCSI_PARAMETERS_AT = 64     # of UNMAP
-    SCSI_RESPONSE_AT = 128
+    SCSI_RESPONSE_AT = 64
     BLK_HEADER_ROOM = 64        # cache lines of its own
-    SCSI_HEADER_ROOM = 256
+    SCSI_HEADER_ROOM = 192      # not 256: only each fourth set of a cache would hold requests
     NONE_AT_ALL = 0xFF          # a status that no device writes
 
 
@@ -86,7 +85,7 @@ cdef inline uint32_t write_scsi(Job *job, Slot *slot) noexcept nogil:
     cdef virtio_scsi_cmd_resp *response = <virtio_scsi_cmd_resp *> (
         slot.header + SCSI_RESPONSE_AT)
     cdef uint8_t *cdb = request.cdb
-    cdef uint8_t *list_ = slot.header + SCSI_PARAMETERS_AT
+    cdef uint8_t *list_ = slot.data     # of UNMAP, which has no other data
     cdef uint64_t response_addr = slot.segments[0].addr + <uint64_t> SCSI_RESPONSE_AT
     cdef uint64_t lba = slot.offset >> job.plan.block_shift
     cdef uint32_t blocks = slot.size >> job.plan.block_shift
@@ -111,7 +110,6 @@ cdef inline uint32_t write_scsi(Job *job, Slot *slot) noexcept nogil:
     put16(list_ + 2, 16)
     put64(list_ + 8, lba)
     put32(list_ + 16, blocks)
-    slot.segments[1].addr = slot.segments[0].addr + <uint64_t> SCSI_PARAMETERS_AT
     slot.segments[1].length = 24
     return 2
 
