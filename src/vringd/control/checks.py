@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os.path
 from collections.abc import Iterable, Mapping
 
@@ -154,7 +153,7 @@ class _NodeUsers:
                     f"{origin}: {where} shows node '{device.node_name}' already; two devices may"
                     " with share-rw=on for both"
                 )
-            if _unit_options(other) != _unit_options(device):
+            if other.without_address != device.without_address:
                 raise OptionError(
                     f"{origin}: {where} shows node '{device.node_name}' with other options; it is"
                     " one unit, so give both the same (but for target and lun)"
@@ -162,12 +161,9 @@ class _NodeUsers:
         self.add(origin, device.node_name, device.writable, share=other is not device)
 
 
-def _unit_options(device: ScsiDeviceOptions) -> ScsiDeviceOptions:
-    return dataclasses.replace(device, target=None, lun=0)
-
-
 def _check_scsi(export: VhostUserScsiOptions, users: _NodeUsers) -> None:
     seen: dict[tuple[int, int], int] = {}
+    nodes: dict[tuple[int, str], int] = {}
     for number, device in enumerate(export.devices):
         origin = f"{export.origin}: devices.{number}"
         target = number if device.target is None else device.target
@@ -179,6 +175,12 @@ def _check_scsi(export: VhostUserScsiOptions, users: _NodeUsers) -> None:
             )
         if target > 255:
             raise OptionError(f"{origin}: there are 256 targets at most; give target and lun")
+        same = nodes.setdefault((target, device.node_name or f"#{number}"), number)
+        if same != number:
+            raise OptionError(
+                f"{origin}: devices.{same} shows node '{device.node_name}' at target {target}"
+                " already; choose another target"
+            )
         if device.cdrom and device.writable:
             raise OptionError(
                 f"{origin}: writable=on, but a CD-ROM is read-only; drop one of the two"

@@ -311,6 +311,11 @@ class ScsiDeviceOptions:
         text, default=None, help="file that keeps persistent reservations when vringd ends"
     )
 
+    @property
+    def without_address(self) -> ScsiDeviceOptions:
+        """What devices that show one node must agree in."""
+        return dataclasses.replace(self, target=None, lun=0)
+
 
 @record
 class VhostUserScsiOptions(DeviceOptions):

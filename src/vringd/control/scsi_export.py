@@ -42,7 +42,6 @@ logger = logging.getLogger("vringd.export")
 
 DEFAULT_SEG_MAX = 126  # fits a ring of 128 entries without indirect descriptors
 ATTENTION_POWER_ON = 0x0001  # scsi/attention.pxd
-_PORT = 1  # relative target port identifier: a device has one port
 
 
 def scsi_settings(options: VhostUserScsiOptions) -> ScsiSettings:
@@ -213,7 +212,7 @@ class ScsiExport:
             raise OptionError(f"target={target},lun={options.lun} is in use; choose another")
         backend = None if options.node_name is None else self._backends[options.node_name]
         shared = self._units.open(options, backend)
-        unit = AttachedUnit(options, target, shared, self.options.initiator_name, _PORT)
+        unit = AttachedUnit(options, target, shared, self.options.initiator_name)
         await self._paths.add(unit)
         shared.on_mode_change.append(self._tell_mode_changes)
         self._tell(F_HOTPLUG, Event.TRANSPORT_RESET, unit, ResetReason.RESCAN)

@@ -20,13 +20,14 @@ class AttachedUnit:
     """A unit at its address in an export (`devices.scsi_control.ManagedUnit`)."""
 
     def __init__(
-        self, options: ScsiDeviceOptions, target: int, shared: SharedUnit, initiator: str, port: int
+        self, options: ScsiDeviceOptions, target: int, shared: SharedUnit, initiator: str
     ) -> None:
         self.options = options
         self.target = target
         self.lun = options.lun
         self.shared = shared
-        self.nexus: ScsiNexus = shared.unit.open_nexus(initiator, port=port)
+        # Each target is a port of its own, with a relative identifier (SAM-6, 4.6.5).
+        self.nexus: ScsiNexus = shared.unit.open_nexus(initiator, port=target + 1)
         self.channels = ChannelSet(shared.backend)
         self.told_capacity = shared.unit.capacity
         self.told_mode_changes = 0

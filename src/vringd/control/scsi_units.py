@@ -23,9 +23,15 @@ class SharedUnit:
 
     unit: ScsiUnit
     backend: BlockBackend
+    options: ScsiDeviceOptions
     has_medium: bool = True
     turn: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
     on_mode_change: list[Callable[[], None]] = dataclasses.field(default_factory=list)
+
+    @property
+    def users(self) -> int:
+        """How many devices of exports show the unit."""
+        return len(self.on_mode_change)
 
     def watch(self) -> None:
         """Call `on_mode_change` whenever an initiator has changed mode parameters."""
@@ -56,14 +62,20 @@ class ScsiUnits:
 
     def open(self, options: ScsiDeviceOptions, backend: BlockBackend | None) -> SharedUnit:
         """The unit for a device of an export; backend: its node, None for an empty drive. Raises
-        OptionError where options and disk disagree, ResourceError for pr-file."""
+        OptionError where options disagree with the disk or with another device that shows it,
+        ResourceError for pr-file."""
         shared = None if options.node_name is None else self._by_node.get(options.node_name)
-        if shared is None:
-            shared = _make_unit(options, backend)
-            shared.watch()
-            self._all.append(shared)
-            if options.node_name is not None:
-                self._by_node[options.node_name] = shared
+        if shared is not None and shared.users:
+            check_sharing(shared.options, options)
+            return shared
+        if shared is not None:  # shown before, by devices that are gone
+            self._all.remove(shared)
+            shared.close()
+        shared = _make_unit(options, backend)
+        shared.watch()
+        self._all.append(shared)
+        if options.node_name is not None:
+            self._by_node[options.node_name] = shared
         return shared
 
     def close(self) -> None:
@@ -72,6 +84,20 @@ class ScsiUnits:
             shared.close()
         self._by_node.clear()
         self._all.clear()
+
+
+def check_sharing(one: ScsiDeviceOptions, other: ScsiDeviceOptions) -> None:
+    """May two devices show the same node? Raises OptionError."""
+    if not (one.share_rw and other.share_rw):
+        raise OptionError(
+            f"node '{one.node_name}' is shown by another device already; two devices may with"
+            " share-rw=on for both"
+        )
+    if one.without_address != other.without_address:
+        raise OptionError(
+            f"node '{one.node_name}' is shown by another device with other options; it is one"
+            " unit, so give both the same (but for target and lun)"
+        )
 
 
 def unit_settings(options: ScsiDeviceOptions, writable: bool) -> UnitSettings:
@@ -115,4 +141,4 @@ def _make_unit(options: ScsiDeviceOptions, backend: BlockBackend | None) -> Shar
         raise OptionError(str(error)) from error
     except OSError as error:
         raise ResourceError(f"pr-file={options.pr_file}: {describe(error)}") from error
-    return SharedUnit(unit, backend, has_medium=not empty)
+    return SharedUnit(unit, backend, options, has_medium=not empty)

@@ -327,6 +327,12 @@ CASES = [
         "--export id=s0: devices.1: target=0,lun=0 is devices.0 already; choose another",
     ),
     (
+        f"{N} {S},{D0},devices.0.share-rw=on,devices.1.node-name=n0,devices.1.target=0,"
+        "devices.1.lun=1,devices.1.share-rw=on",
+        "--export id=s0: devices.1: devices.0 shows node 'n0' at target 0 already;"
+        " choose another target",
+    ),
+    (
         f"{N} {S},devices.0.node-name=n1",
         "--export id=s0: devices.0: node 'n1' does not exist;"
         " define it with --blockdev driver=…,node-name=n1",

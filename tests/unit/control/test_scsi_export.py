@@ -553,3 +553,23 @@ def test_a_disk_that_cannot_be_reached_leaves_nothing_behind(host: ScsiHost) -> 
         with pytest.raises(OSError, match="no way"):
             host.run(export.add_device(ScsiDeviceOptions(node_name="new", target=4)))
         assert guest.disks[0].run(bytes(6), lun=encode_lun(4, 0)).response == Response.BAD_TARGET
+
+
+def test_a_node_is_shared_on_purpose_only(host: ScsiHost) -> None:
+    export = host.serve([DISK])
+    again = ScsiDeviceOptions(node_name="disk", writable=True, serial="S1", target=1)
+    with pytest.raises(OptionError, match="'disk' is shown by another device already"):
+        host.run(export.add_device(again))
+    host.run(export.remove_device(0, 0))
+    host.run(export.add_device(again))  # nobody else shows it now
+    host.run(export.remove_device(1, 0))
+    shared = ScsiDeviceOptions(node_name="disk", share_rw=True)
+    host.run(export.add_device(shared))
+    other = ScsiDeviceOptions(node_name="disk", share_rw=True, serial="S2", target=1)
+    with pytest.raises(OptionError, match="with other options; it is one unit"):
+        host.run(export.add_device(other))
+    host.run(export.add_device(ScsiDeviceOptions(node_name="disk", share_rw=True, target=7)))
+    with pytest.raises(ValueError, match="has a nexus through port 8 already"):
+        host.run(
+            export.add_device(ScsiDeviceOptions(node_name="disk", share_rw=True, target=7, lun=1))
+        )
