@@ -136,9 +136,15 @@ def test_units_come_and_go_under_load(host: ScsiHost, seconds: float) -> None:
                     for lun in (None, address)
                     for _ in range(8)
                 ]
+                functions = [
+                    guest.control.start(function, 0, 1, tag=3)
+                    for function in (Function.ABORT_TASK, Function.QUERY_TASK_SET)
+                ]
                 for driver, token in tokens:
                     result = driver.complete(token)
                     responses.add((result.response, result.status))
+                for function in functions:
+                    guest.control.result(function)
         finally:
             end.set()
             plugger.join()

@@ -8,19 +8,16 @@ from dataclasses import replace
 
 from vringd.block.backend import BlockBackend
 from vringd.control.channels import ChannelSet
+from vringd.control.device_export import DeviceExport, seg_max
 from vringd.control.errors import OptionError
 from vringd.control.mapped_queues import MappedQueues
 from vringd.control.schema import VhostUserBlkOptions
 from vringd.control.threads import ManagedThread
 from vringd.core.channel import Channel, QueueHandler
-from vringd.core.stats import QueueStats
 from vringd.devices.blk import BlkDevice
 from vringd.devices.blk_config import F_CONFIG_WCE, BlkSettings
-from vringd.devices.ring_features import F_EVENT_IDX
 
 logger = logging.getLogger("vringd.export")
-
-DEFAULT_SEG_MAX = 126  # fits a ring of 128 entries without indirect descriptors
 
 
 def blk_settings(options: VhostUserBlkOptions, backend: BlockBackend) -> BlkSettings:
@@ -43,7 +40,7 @@ def blk_settings(options: VhostUserBlkOptions, backend: BlockBackend) -> BlkSett
     return BlkSettings(
         limits=replace(limits, block_size=block),
         num_queues=options.num_queues,
-        seg_max=options.seg_max or min(DEFAULT_SEG_MAX, options.queue_size - 2),
+        seg_max=seg_max(options),
         writable=options.writable and not backend.read_only,
         writethrough=options.writethrough,
         packed=options.packed,
@@ -68,7 +65,7 @@ class DiskPaths:
         await self._channels.keep_only(used)
 
 
-class BlkExport:
+class BlkExport(DeviceExport[VhostUserBlkOptions, BlkDevice]):
     """Implements `vhost_user.host.QueueHost` for a virtio-blk device.
 
     threads: the IOThread of each queue, at first; `move_queue` changes it.
@@ -80,12 +77,9 @@ class BlkExport:
         backend: BlockBackend,
         threads: Sequence[ManagedThread],
     ) -> None:
-        self.options = options
+        device = BlkDevice(blk_settings(options, backend), backend.size)
+        super().__init__(options, device, options.num_queues)
         self.backend = backend
-        self.device = BlkDevice(blk_settings(options, backend), backend.size)
-        self.stats = [QueueStats() for _ in range(options.num_queues)]
-        self.on_config_change: Callable[[], None] | None = None
-        self.on_queue_broken: Callable[[int, str], None] | None = None
         self._queues = MappedQueues(threads, DiskPaths(self.device, backend), self._broken)
         self.start_queue = self._queues.start
         self.stop_queue = self._queues.stop
@@ -99,34 +93,9 @@ class BlkExport:
     # ---- QueueHost ---------------------------------------------------------------------------
 
     @property
-    def name(self) -> str:
-        return self.options.id
-
-    @property
-    def num_queues(self) -> int:
-        return self.options.num_queues
-
-    @property
-    def max_queue_size(self) -> int:
-        return self.options.queue_size
-
-    @property
     def device_features(self) -> int:
-        features = self.device.features
-        if not self.options.event_idx:
-            features &= ~(1 << F_EVENT_IDX)
-        if not self.options.config_wce:
-            features &= ~(1 << F_CONFIG_WCE)
-        return features
-
-    def set_driver_features(self, features: int) -> None:
-        self.device.set_driver_features(features)
-
-    def read_config(self, offset: int, size: int) -> bytes:
-        return self.device.read_config(offset, size)
-
-    def write_config(self, offset: int, data: bytes) -> None:
-        self.device.write_config(offset, data)
+        features = super().device_features
+        return features if self.options.config_wce else features & ~(1 << F_CONFIG_WCE)
 
     def reset(self) -> None:
         self.device.reset()
@@ -137,10 +106,6 @@ class BlkExport:
     def threads(self) -> list[ManagedThread]:
         """The IOThread of each queue."""
         return self._queues.threads
-
-    def _broken(self, index: int, reason: str) -> None:
-        if self.on_queue_broken is not None:
-            self.on_queue_broken(index, reason)
 
     def refresh_size(self) -> bool:
         """Look at the disk's size again and tell the guest if it changed; whether it did."""

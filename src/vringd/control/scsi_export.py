@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
 from vringd.block.backend import BlockBackend
+from vringd.control.device_export import DeviceExport, seg_max
 from vringd.control.errors import OptionError, ResourceError
 from vringd.control.mapped_queues import MappedQueues
 from vringd.control.schema import ScsiDeviceOptions, VhostUserScsiOptions
@@ -16,9 +18,7 @@ from vringd.control.scsi_units import ScsiUnits
 from vringd.control.threads import ManagedThread
 from vringd.core.channel import Question
 from vringd.core.memory import DirtyLog, GuestMemory
-from vringd.core.stats import QueueStats
 from vringd.core.virtqueue import Virtqueue
-from vringd.devices.ring_features import F_EVENT_IDX
 from vringd.devices.scsi import ScsiDevice, TaskQuestion
 from vringd.devices.scsi_config import (
     CONTROL_QUEUE,
@@ -36,26 +36,24 @@ from vringd.devices.scsi_events import (
     EventQueue,
     ResetReason,
 )
+from vringd.scsi.unit import ScsiNexus
 from vringd.vhost_user.host import UNCHANGED, Unchanged
 
 logger = logging.getLogger("vringd.export")
-
-DEFAULT_SEG_MAX = 126  # fits a ring of 128 entries without indirect descriptors
-ATTENTION_POWER_ON = 0x0001  # scsi/attention.pxd
 
 
 def scsi_settings(options: VhostUserScsiOptions) -> ScsiSettings:
     """What the guest will be told of the device."""
     return ScsiSettings(
         num_queues=options.num_queues,
-        seg_max=options.seg_max or min(DEFAULT_SEG_MAX, options.queue_size - 2),
+        seg_max=seg_max(options),
         cmd_per_lun=min(options.cmd_per_lun, options.queue_size),
         packed=options.packed,
         in_order=options.in_order,
     )
 
 
-class ScsiExport:
+class ScsiExport(DeviceExport[VhostUserScsiOptions, ScsiDevice]):
     """Implements `vhost_user.host.QueueHost` for a virtio-scsi device, and
     `devices.scsi_control.TaskManager` for its control queue.
 
@@ -70,12 +68,9 @@ class ScsiExport:
         backends: dict[str, BlockBackend],
         threads: Sequence[ManagedThread],
     ) -> None:
-        self.options = options
-        self.device = ScsiDevice(scsi_settings(options))
+        device = ScsiDevice(scsi_settings(options))
+        super().__init__(options, device, FIRST_COMMAND_QUEUE + options.num_queues)
         self.events = EventQueue()
-        self.stats = [QueueStats() for _ in range(self.num_queues)]
-        self.on_config_change: Callable[[], None] | None = None
-        self.on_queue_broken: Callable[[int, str], None] | None = None
         self._units = units
         self._backends = backends
         self._paths = ScsiPaths(self.device)
@@ -87,34 +82,6 @@ class ScsiExport:
         self.used_threads = self._queues.used_threads
 
     # ---- QueueHost ---------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        return self.options.id
-
-    @property
-    def num_queues(self) -> int:
-        return FIRST_COMMAND_QUEUE + self.options.num_queues
-
-    @property
-    def max_queue_size(self) -> int:
-        return self.options.queue_size
-
-    @property
-    def device_features(self) -> int:
-        features = self.device.features
-        if not self.options.event_idx:
-            features &= ~(1 << F_EVENT_IDX)
-        return features
-
-    def set_driver_features(self, features: int) -> None:
-        self.device.set_driver_features(features)
-
-    def read_config(self, offset: int, size: int) -> bytes:
-        return self.device.read_config(offset, size)
-
-    def write_config(self, offset: int, data: bytes) -> None:
-        self.device.write_config(offset, data)
 
     async def start_queue(self, queue: Virtqueue) -> None:
         if queue.index == CONTROL_QUEUE:
@@ -156,8 +123,7 @@ class ScsiExport:
         self.device.reset()
         self.events.forget()
         for unit in self._paths.units.values():
-            unit.nexus.lose()
-            unit.nexus.raise_attention(ATTENTION_POWER_ON)
+            unit.nexus.lose(power_on=True)
 
     # ---- TaskManager -------------------------------------------------------------------------
 
@@ -174,18 +140,25 @@ class ScsiExport:
     async def _settle(self) -> None:
         await asyncio.gather(*(thread.ask(Question()) for thread in self._paths.lanes))
 
-    async def ask(self, make: Callable[[int], TaskQuestion]) -> list[TaskQuestion]:
-        with self._paths.kept() as lanes:
-            questions = {thread: make(lane) for thread, lane in lanes.items()}
+    async def ask(
+        self, nexus: ScsiNexus, make: Callable[[int], TaskQuestion]
+    ) -> list[TaskQuestion]:
+        async with contextlib.AsyncExitStack() as asking:
             async with self._queues.at_rest():
                 await self._settle()
+                # Only here it is certain which IOThreads may have taken commands.
+                lanes = asking.enter_context(self._paths.kept(nexus, self._queues.used_threads()))
+                questions = {thread: make(lane) for thread, lane in lanes.items()}
                 answers = [
                     asyncio.ensure_future(thread.ask(question))
                     for thread, question in questions.items()
                 ]
                 await asyncio.sleep(0)  # they have been asked: each task has made its first step
             # An answer may take as long as a disk, which keeps no queue from being stopped.
-            await asyncio.gather(*answers)
+            try:
+                await asyncio.gather(*answers)
+            finally:
+                await asyncio.wait(answers)
         await self._paths.keep_only(self._queues.used_threads)
         return list(questions.values())
 
@@ -195,10 +168,6 @@ class ScsiExport:
     def threads(self) -> list[ManagedThread]:
         """The IOThread of each command queue."""
         return self._queues.threads
-
-    def _broken(self, index: int, reason: str) -> None:
-        if self.on_queue_broken is not None:
-            self.on_queue_broken(index, reason)
 
     def _tell(self, feature: int, event: Event, unit: AttachedUnit, reason: int) -> None:
         if self.device.driver_features >> feature & 1:
@@ -212,9 +181,14 @@ class ScsiExport:
             raise OptionError(f"target={target},lun={options.lun} is in use; choose another")
         backend = None if options.node_name is None else self._backends[options.node_name]
         shared = self._units.open(options, backend)
-        unit = AttachedUnit(options, target, shared, self.options.initiator_name)
-        await self._paths.add(unit)
+        # Counted as a user before anything is waited for, and until the last moment.
         shared.on_mode_change.append(self._tell_mode_changes)
+        try:
+            unit = AttachedUnit(options, target, shared, self.options.initiator_name)
+            await self._paths.add(unit)
+        except BaseException:
+            shared.on_mode_change.remove(self._tell_mode_changes)
+            raise
         self._tell(F_HOTPLUG, Event.TRANSPORT_RESET, unit, ResetReason.RESCAN)
         return unit
 
@@ -222,8 +196,8 @@ class ScsiExport:
         """Take a device away: its commands end as aborted, and the driver is told. Raises
         KeyError if there is none."""
         unit = self._paths.units[target, lun]
-        unit.shared.on_mode_change.remove(self._tell_mode_changes)
         await self._paths.remove(unit, self.settle)
+        unit.shared.on_mode_change.remove(self._tell_mode_changes)
         self._tell(F_HOTPLUG, Event.TRANSPORT_RESET, unit, ResetReason.REMOVED)
 
     def _tell_mode_changes(self) -> None:

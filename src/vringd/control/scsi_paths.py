@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 
 from vringd.control.channels import ChannelSet
@@ -46,7 +47,9 @@ class ScsiPaths:
         self.units: dict[tuple[int, int], AttachedUnit] = {}
         self._paths: dict[ManagedThread, ScsiPath] = {}
         self._turn = asyncio.Lock()
-        self._kept = 0
+        # Questions without an answer yet, by what they look at: lanes of threads, and a nexus.
+        self._asked: Counter[ManagedThread | int] = Counter()
+        self._answered = asyncio.Event()
 
     @property
     def lanes(self) -> dict[ManagedThread, int]:
@@ -54,13 +57,20 @@ class ScsiPaths:
         return {thread: path.lane for thread, path in self._paths.items()}
 
     @contextlib.contextmanager
-    def kept(self) -> Iterator[dict[ManagedThread, int]]:
-        """While this lasts, no lane is closed; call `keep_only` again afterwards."""
-        self._kept += 1
+    def kept(
+        self, nexus: ScsiNexus, used: set[ManagedThread]
+    ) -> Iterator[dict[ManagedThread, int]]:
+        """The lanes of the threads in use; while this lasts neither they nor those of nexus are
+        closed. Call `keep_only` again afterwards."""
+        lanes = {thread: lane for thread, lane in self.lanes.items() if thread in used}
+        holds: list[ManagedThread | int] = [*lanes, id(nexus)]
+        self._asked.update(holds)
         try:
-            yield self.lanes
+            yield lanes
         finally:
-            self._kept -= 1
+            self._asked.subtract(holds)
+            self._asked = +self._asked
+            self._answered.set()
 
     async def open(self, thread: ManagedThread) -> tuple[QueueHandler, Channel]:
         async with self._turn:
@@ -91,7 +101,7 @@ class ScsiPaths:
     async def keep_only(self, used: Callable[[], set[ManagedThread]]) -> None:
         async with self._turn:
             for thread in list(self._paths):
-                if thread in used() or self._kept:
+                if thread in used() or self._asked[thread]:
                     continue
                 path = self._paths.pop(thread)
                 for unit in self.units.values():
@@ -122,6 +132,10 @@ class ScsiPaths:
             await settle()  # after this no IOThread is on its way into the unit
             await wait_for_end([(unit.nexus, unit.nexus.lose())])
             async with self._turn:
+                # A question may still look at the lanes. No new one comes: the unit is not found.
+                while self._asked[id(unit.nexus)]:
+                    self._answered.clear()
+                    await self._answered.wait()
                 await self._close(unit)
 
     async def _close(self, unit: AttachedUnit) -> None:

@@ -76,8 +76,10 @@ class TaskManager(Protocol):
         """Return when every command that was in a queue is in execution or has ended, and every
         response given so far is visible to the driver."""
 
-    async def ask(self, make: Callable[[int], TaskQuestion]) -> list[TaskQuestion]:
-        """Settle, and have every IOThread answer the question made for its lane."""
+    async def ask(
+        self, nexus: ScsiNexus, make: Callable[[int], TaskQuestion]
+    ) -> list[TaskQuestion]:
+        """Settle, and have every IOThread answer the question about nexus made for its lane."""
 
 
 class ScsiControl:
@@ -117,12 +119,12 @@ class ScsiControl:
             return response
         nexus = unit.nexus
         if function == Function.ABORT_TASK:
-            await self._manager.ask(lambda lane: TaskQuestion(nexus, lane, tag, aborts=True))
+            await self._manager.ask(nexus, lambda lane: TaskQuestion(nexus, lane, tag, aborts=True))
             # Not found: it had ended, or never was; either way it runs no more (SAM-6 7.2).
             return Response.FUNCTION_COMPLETE
         if function in (Function.QUERY_TASK, Function.QUERY_TASK_SET):
             wanted = tag if function == Function.QUERY_TASK else None
-            answers = await self._manager.ask(lambda lane: TaskQuestion(nexus, lane, wanted))
+            answers = await self._manager.ask(nexus, lambda lane: TaskQuestion(nexus, lane, wanted))
             if any(answer.found for answer in answers):
                 return Response.FUNCTION_SUCCEEDED
             return Response.FUNCTION_COMPLETE

@@ -494,15 +494,14 @@ cdef class ScsiNexus:
             abort_nexus(self.state)
         return self.state.ended
 
-    def lose(self):
-        """The I_T nexus is lost or reset; as abort."""
+    def lose(self, *, bint power_on=False):
+        """The I_T nexus is lost or reset; as abort. power_on: the initiator comes back as one that
+        knows nothing of the unit."""
         with nogil:
             lose_nexus(self.state)
+        if power_on:
+            raise_attention(self.state, ATTENTION_POWER_ON)
         return self.state.ended
-
-    def raise_attention(self, uint32_t attention):
-        """Have the initiator told of a condition (attention.pxd)."""
-        raise_attention(self.state, attention & 0xffff)
 
     def close(self):
         """The initiator is gone for good; a registration stays. Raises RuntimeError if a task is

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import struct
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +20,8 @@ from vringd.block.file import FileBackend
 from vringd.block.null import NullBackend
 from vringd.control.errors import OptionError
 from vringd.control.schema import ScsiDeviceOptions
+from vringd.control.scsi_paths import AttachedUnit
+from vringd.control.threads import ManagedThread
 from vringd.devices.scsi_config import encode_lun, encode_reported_lun
 from vringd.devices.scsi_control import Function
 from vringd.testing import scsi_cdb as cdb
@@ -573,3 +579,68 @@ def test_a_node_is_shared_on_purpose_only(host: ScsiHost) -> None:
         host.run(
             export.add_device(ScsiDeviceOptions(node_name="disk", share_rw=True, target=7, lun=1))
         )
+
+
+def test_abort_finds_a_task_whose_queue_was_moving_to_another_iothread(
+    host: ScsiHost, disk: FaultBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = host.threads
+    arrive = threading.Event()
+    attach = ManagedThread.attach
+
+    async def attach_late(thread: ManagedThread, *arguments: Any) -> None:
+        if thread is there:
+            await asyncio.to_thread(arrive.wait)
+        await attach(thread, *arguments)
+
+    export = host.serve([DISK])
+    host.run(export.set_mapping([here, here]))
+    monkeypatch.setattr(ManagedThread, "attach", attach_late)
+    with guest_of(host) as guest:
+        hold(disk)
+        mover = threading.Thread(target=lambda: host.run(export.move_queue(0, there)))
+        mover.start()
+        try:
+            time.sleep(0.1)
+            task = guest.disks[0].submit(cdb.transfer(READ, 0, 1), data_in=512, tag=7)
+            function = guest.control.start(Function.ABORT_TASK, tag=7)
+            time.sleep(0.1)
+            assert guest.control.is_pending(function)
+        finally:
+            arrive.set()
+            mover.join()
+        assert guest.control.result(function) == Response.FUNCTION_COMPLETE
+        guest.disks[0].poll()
+        assert guest.disks[0].complete(task, 0.0).response == Response.ABORTED
+
+
+def test_two_exports_that_show_a_node_at_once_share_one_unit(host: ScsiHost) -> None:
+    host.disks["new"] = NullBackend("new", size=MIB)
+    exports = [host.serve([DISK]), host.serve([ScsiDeviceOptions(cdrom=True)], name="b")]
+    new = ScsiDeviceOptions(node_name="new", target=3, share_rw=True)
+
+    async def add() -> list[AttachedUnit]:
+        return list(await asyncio.gather(*(export.add_device(new) for export in exports)))
+
+    one, other = host.run(add())
+    assert one.shared is other.shared
+
+
+def test_a_node_is_not_free_before_its_unit_has_gone(host: ScsiHost, disk: FaultBackend) -> None:
+    export = host.serve([DISK])
+    with guest_of(host) as guest:
+        hold(disk)
+        token = guest.disks[0].submit(cdb.transfer(READ, 0, 1), data_in=512)
+        assert guest.control.manage(Function.QUERY_TASK_SET) == Response.FUNCTION_SUCCEEDED
+
+        async def swap() -> None:
+            removal = asyncio.ensure_future(export.remove_device(0, 0))
+            await asyncio.sleep(0.05)
+            with pytest.raises(OptionError, match="shown by another device already"):
+                await export.add_device(DISK)
+            await removal
+            await export.add_device(DISK)
+
+        host.run(swap())
+        assert guest.disks[0].complete(token).response == Response.RESET
+        guest.quiesce()

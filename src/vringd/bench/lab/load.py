@@ -75,16 +75,8 @@ def bench_argv(job: Job, socket: Path, queues: int, kind: Kind = "blk") -> list[
     """The client's command line; its JSON goes to standard output."""
     return [
         *(sys.executable, "-m", "vringd", "bench", "--socket", str(socket)),
-        *(
-            "--device",
-            kind,
-            "--queues",
-            str(queues),
-            "--queue-size",
-            str(job.queue_size),
-            "--wait",
-            job.wait,
-        ),
+        *("--device", kind, "--queues", str(queues)),
+        *("--queue-size", str(job.queue_size), "--wait", job.wait),
         *(*job.options, "--eta=never", "--output-format=json", *job.words),
     ]
 
